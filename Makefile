@@ -46,9 +46,10 @@ $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,azure,cluster,torchserve,load,bench,dev]'
 	touch $@
 
-# Nothing needs it, and without a C++ compiler nothing else is different.
+# Nothing needs it, and without a C++ compiler it is installed without its extension.
 $(NATIVE): native/pyproject.toml native/setup.py native/stoker_native/rows.cpp | $(STAMP)
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --reinstall-package stoker-native ./native 2> $(VENV)/native.log || \
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --verbose --reinstall-package stoker-native ./native 2> $(VENV)/native.log
+	@$(BIN)/python -c 'import stoker_native' 2> /dev/null || \
 	    echo 'stoker-native was not built ($(VENV)/native.log says why): JSON rows are read by simdjson.'
 	touch $@
 
@@ -201,7 +202,7 @@ test-simdjson: install  ## bodies and answers over HTTP where nothing is read in
 	STOKER_NATIVE=0 $(BIN)/python $(PYTEST) tests/http tests/contract tests/unit/wire
 
 examples: install  ## the property tests of bodies, messages and plans with four times as many examples
-	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
+	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_target_decisions.py \
 		tests/unit/device/test_service_times.py
 
 hunt: install  ## the property tests with fresh examples for SECONDS (600); SEED has a round's examples again, TESTS names files
@@ -272,11 +273,12 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \
 	done
 	$(BIN)/uv build --python $(BIN)/python --out-dir dist native
+	unzip -l dist/stoker_native-*.whl | grep -q '_rows.*\.so'
 	$(BIN)/uv tool run twine@7.0.0 check --strict dist/*
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import,tuning,s3,gcs,blob,sftp,https]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import,tuning,text,s3,gcs,blob,sftp,https]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

@@ -1,4 +1,4 @@
-"""What goes on beside the body of a `with`, on a thread of its own."""
+"""Threads that run beside the body of a `with`."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ _DAY: Final = dt.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs certificates.
+    """An authority that signs certificates.
 
     Attributes:
-        certificate: Its own.
-        key: What it signs with.
-        file: Its certificate, as those read it who trust it.
+        certificate: Its own certificate.
+        key: The key that it signs with.
+        file: Its certificate as PEM, for callers that trust it.
     """
 
     certificate: x509.Certificate
@@ -89,7 +89,7 @@ def replace_pair(files: TlsFiles, folder: Path, *names: str, days: float = 30) -
 
 
 def client_context(authorities: Path, pair: TlsFiles | None = None) -> ssl.SSLContext:
-    """What a caller speaks TLS with who trusts these authorities; with a pair, it shows a certificate."""
+    """The TLS context of a caller that trusts these authorities; with a pair, it presents a certificate."""
     context = ssl.create_default_context(cafile=authorities)
     if pair is not None:
         context.load_cert_chain(pair.certificate, pair.key)

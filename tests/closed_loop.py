@@ -23,7 +23,7 @@ _MS_NS = 1_000_000
 
 @dataclass(slots=True)
 class LoopCounts:
-    """What has become of the requests.
+    """Counts of the requests' outcomes.
 
     Attributes:
         in_time: How many were answered in time.
@@ -92,7 +92,7 @@ class ClosedLoop:
                 elapsed_ns = round(self.curve.batch_ns(rows) * jitter.factor())
                 now_ns += elapsed_ns
                 times.learn(rows, elapsed_ns)
-                admission.ended()
+                admission.end_batch()
                 self._answer(planned, now_ns, chance)
             else:
                 nexts = [time for time in (planned.check_again_ns, *self._first()) if time is not None]
@@ -110,7 +110,7 @@ class ClosedLoop:
         taken: list[tuple[int, int]] = []
         while self._coming and self._coming[0][0] <= now_ns:
             at_ns, caller, tries = heapq.heappop(self._coming)
-            refusal = admission.ask(at_ns, 1, 0, 1, at_ns + target_ns)
+            refusal = admission.admit(at_ns, 1, 0, 1, at_ns + target_ns)
             if self._counts(at_ns):
                 self.counts.retries += bool(tries)
                 self.counts.refused += refusal is not None

@@ -24,7 +24,7 @@ def handle_of(name: str) -> bytes:
 
 
 def pointee(reference: Any) -> Any:
-    """What an argument made by `ctypes.byref` refers to."""
+    """The object that an argument made by `ctypes.byref` refers to."""
     return reference._obj
 
 
@@ -49,7 +49,7 @@ class PuppetGpus:
         return handle
 
     def content(self, name: str) -> bytes:
-        """What is in an allocation; nobody has touched what lies around it."""
+        """The content of an allocation; checks that the bytes around it are untouched."""
         _, memory, size_bytes = self.shared[handle_of(name)]
         guard = b"\xee" * _GUARD_BYTES
         assert memory.raw[:_GUARD_BYTES] == memory.raw[-_GUARD_BYTES:] == guard
@@ -152,7 +152,7 @@ class PuppetCuda(PuppetLibrary):
         assert mine, "memory that nobody shares"
         assert self.gpus.address(mine[0])[0] in self.open, "memory that is not open"
         if kind == 1:
-            # What comes from ordinary memory is read at once and arrives later.
+            # CUDA reads ordinary memory at once, and the copy arrives later.
             self._pending.append((to, ctypes.string_at(source, size)))
         else:
             ctypes.memmove(to, source, size)

@@ -299,7 +299,7 @@ def _write(to: int, content: bytes) -> None:
 
 @dataclass
 class PuppetBinding:
-    """What was bound, by name: shape and address."""
+    """The bound arrays by name: shape and address."""
 
     bound: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 

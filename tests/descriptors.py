@@ -15,7 +15,7 @@ __all__ = ["open_descriptors", "room_for_descriptors"]
 @contextmanager
 def room_for_descriptors(count: int) -> Iterator[None]:
     """Let this process open so many files and sockets more, and what it has opened stay open."""
-    # What other tests have left would be closed in between, and make room.
+    # Files left open by other tests would be closed in between and make room.
     gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The kernel gives the lowest number that is free; the limit is on the number.

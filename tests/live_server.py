@@ -1,4 +1,4 @@
-"""Real servers for tests: `stoker serve` as a subprocess on a free port, and everything that it starts.
+"""Real servers for tests: `stoker serve` as a subprocess on a free port, and all processes that it starts.
 
 All processes of a server are found by a mark in their environment, so none is overlooked when its parent has
 died, and nothing of anybody else's is ever touched.
@@ -55,12 +55,12 @@ _T = TypeVar("_T")
 
 
 def wait_until(
-    look: Callable[[], _T], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.01
+    look: Callable[[], _T], description: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.01
 ) -> _T:
-    """Look until there is something true to see, and return it; fails with `what` after `timeout_s`."""
+    """Call `look` until its result is true, and return that; fails with the description after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not (seen := look()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {description}"
         time.sleep(every_s)
     return seen
 
@@ -119,7 +119,7 @@ class LiveServer:
         workspace: Its workspace directory.
         scratch: A directory of its own, for its log and workspace.
         key: A valid key.
-        tls: What it is spoken to with.
+        tls: The TLS context of its callers.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class LiveServer:
             workspace: Its workspace; a new one by default.
             port: Where it listens; 0 lets it choose.
             ready_within_s: How long to wait for it; None does not wait, and needs a port.
-            tls: What it is spoken to with; None speaks plain HTTP.
+            tls: The TLS context of its callers; None for plain HTTP.
             python: The interpreter, whose Stoker serves.
         """
         self.tls = tls
@@ -195,10 +195,8 @@ class LiveServer:
         """All that its processes have written so far."""
         return self._log.read_text(errors="replace")
 
-    # --- its processes ---
-
     def pids(self) -> list[int]:
-        """Every living process of this server, the supervisor included, wherever it hangs in the process tree."""
+        """Every living process of this server, the supervisor included, anywhere in the process tree."""
         return [pid for pid, _ in self._processes()]
 
     def frontend_pids(self) -> list[int]:
@@ -213,7 +211,7 @@ class LiveServer:
         return marked_processes(self._mark)
 
     def computed_s(self) -> float:
-        """How long its processes have computed so far; what else the machine does is no part of that."""
+        """The processor time of its processes so far."""
         ticks = 0
         for pid in self.pids():
             # One may end meanwhile.
@@ -231,7 +229,7 @@ class LiveServer:
         return self.process.wait(timeout_s)
 
     def _end(self) -> None:
-        """Have every process of this server end, as far as they do."""
+        """Ask the processes of this server to end, and wait for a few seconds."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -252,8 +250,6 @@ class LiveServer:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    # --- its answers ---
-
     def connect(self) -> Connection:
         """A new connection."""
         return Connection(self.port, tls=self.tls)
@@ -265,7 +261,7 @@ class LiveServer:
             return connection.ask(request("GET", path, [*keys, *headers]))
 
     def describe(self, path: str) -> Answer:
-        """GET what is said of models, which needs a key, on a connection of its own."""
+        """GET a description of models, which needs a key, on a connection of its own."""
         return self.get(path, key=self.key)
 
     def score(self, *rows: Sequence[float], path: str = "/score", key: str | None = None) -> Answer:
@@ -275,22 +271,22 @@ class LiveServer:
 
     @property
     def ready(self) -> bool:
-        """What `/v2/health/ready` says; False too when nobody answers."""
+        """Whether `/v2/health/ready` answers 200; False too without an answer."""
         try:
             return self.get("/v2/health/ready").status == 200
         except (OSError, AssertionError):
             return False
 
     def ready_on(self, connections: int) -> bool:
-        """Whether all of so many connections say so that are open at once.
+        """Whether `/v2/health/ready` answers 200 on each of so many connections that are open at once.
 
-        One after the other they could all come to the frontend that has the fewest: those that are open are spread.
+        Connections that are open at once are spread over all frontends; one after the other could all reach one.
         """
         with contextlib.ExitStack() as opened:
             try:
-                asked = [opened.enter_context(self.connect()) for _ in range(connections)]
+                connected = [opened.enter_context(self.connect()) for _ in range(connections)]
                 message = request("GET", "/v2/health/ready")
-                return all(connection.ask(message).status == 200 for connection in asked)
+                return all(connection.ask(message).status == 200 for connection in connected)
             except (OSError, AssertionError):
                 return False
 

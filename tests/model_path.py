@@ -1,4 +1,4 @@
-"""Which modules of `stoker` one model passes from `serve` to its ready session, measured on a starting server.
+"""The modules of `stoker` that one model passes from `serve` to its ready session, measured on a starting server.
 
 A server with one frontend starts with one ONNX file. Its supervisor and its device process trace their Python code.
 A call is a stop of the model if one of its arguments is the model in one of its forms: settings, the folder where it

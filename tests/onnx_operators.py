@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 from tests.zoo import node
 
-from stoker.isolation.onnx.row_states import MICROSOFT, ML
+from stoker.isolation.onnx.operator_rules import MICROSOFT, ML
 
 __all__ = ["OPERATORS", "ROWS", "WEIGHTS", "one", "vector"]
 
@@ -361,7 +361,7 @@ OPERATORS: dict[str, tuple[list[onnx.NodeProto], tuple[int, ...], dict[str, Any]
     "Pad of the rows": (one("Pad", "x p"), (4,), {"p": vector(1, 0, 0, 0)}),
     "EyeLike": ([*one("EyeLike", "x", "e"), *one("Add", "x e")], (ROWS,), {}),
     "Size": ([*one("Size", "x", "n"), *one("Cast", "n", "f", to=1), *one("Div", "x f")], (4,), {}),
-    # What Microsoft's transformers are fused into.
+    # The fused operators of Microsoft's transformers.
     "Attention with a mask": (
         [
             *one("ReduceMax", "x", "m", axes=[2], keepdims=0),
@@ -418,7 +418,7 @@ OPERATORS: dict[str, tuple[list[onnx.NodeProto], tuple[int, ...], dict[str, Any]
         (2, 4),
         {"s": np.float32(0.1), "z": np.uint8(9)},
     ),
-    # What scikit-learn's models become.
+    # The operators of converted scikit-learn models.
     "Scaler": (one("Scaler", offset=[1.0, 2.0, 3.0, 4.0], scale=[0.5] * 4, domain=ML), (4,), {}),
     "Imputer": (one("Imputer", imputed_value_floats=[7.0], replaced_value_float=0.0, domain=ML), (4,), {}),
     "Binarizer": (one("Binarizer", threshold=0.5, domain=ML), (4,), {}),

@@ -1,4 +1,4 @@
-"""What parsers of command lines know of themselves, which argparse keeps to itself."""
+"""The options of argparse's parsers, read from their private attributes."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An engine whose machine is an object: scripts last as many looks as they are told, and break as they are told."""
+"""An engine whose machine is an object: a test sets how many looks a script lasts and how it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Machine", "PuppetEngine", "exited"]
 
 
 def exited(status: int = 0, **more: Any) -> dict[str, Any]:
-    """What an agent writes when a script has ended by itself."""
+    """The exit record that an agent writes of a script that has ended by itself."""
     return {"version": 1, "outcome": "exited", "exit_status": status, "signal": None, "started_ms": 5, **more}
 
 
@@ -25,7 +25,7 @@ class Script:
     exit: dict[str, Any]
     starts: int = 0
     prepared: bool = False
-    told: str = ""
+    stop_reason: str = ""
     gone: bool = False
     cleaned: bool = False
     pulled: bool = False
@@ -33,16 +33,16 @@ class Script:
 
 @dataclass
 class Machine:
-    """Where the scripts are; it survives the engines that look at it.
+    """The machine of the scripts; it outlives the engines that look at it.
 
     Attributes:
         looks: How many looks a script lasts.
         exit: How it ends.
-        heeds: Whether it ends when it is told to.
+        heeds: Whether a script ends when an engine stops it.
         unreachable: Why the machine does not answer; empty while it does.
-        problem: What the agent complains of.
-        refuses: What cannot be prepared.
-        says: Lines that are said while an attempt is prepared.
+        problem: The problem that the agent reports.
+        refuses: The failure of each preparation, if any.
+        says: Lines of output while an attempt is prepared.
         scripts: The attempts by number.
         at: Called with the name of each call before it has an effect, and after it.
     """
@@ -61,7 +61,7 @@ class Machine:
         return self.scripts.setdefault(job.attempt, Script(self.looks, dict(self.exit)))
 
     def lose_power(self) -> None:
-        """All that runs is gone without a word."""
+        """End all running scripts without a record."""
         for script in self.scripts.values():
             if script.starts and script.looks_left > 0:
                 script.gone = True
@@ -109,9 +109,14 @@ class PuppetEngine:
             return AttemptState(Presence.ABSENT)
         if script.gone:
             return AttemptState(Presence.GONE)
-        if script.told and self._machine.heeds:
+        if script.stop_reason and self._machine.heeds:
             script.looks_left = 0
-            script.exit = {**script.exit, "outcome": "stopped", "reason": script.told, "signal": "SIGTERM"}
+            script.exit = {
+                **script.exit,
+                "outcome": "stopped",
+                "reason": script.stop_reason,
+                "signal": "SIGTERM",
+            }
         if script.looks_left <= 0:
             return AttemptState(Presence.ENDED, exit=script.exit)
         script.looks_left -= 1
@@ -124,7 +129,7 @@ class PuppetEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         self._machine.at("stop")
-        self._machine.script(job).told = reason
+        self._machine.script(job).stop_reason = reason
 
     def clean(self, job: Job) -> None:
         self._machine.at("clean")

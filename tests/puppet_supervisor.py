@@ -24,11 +24,11 @@ def with_admin_key(key: str, *, polls: bool = False) -> AdminAccess:
 
 
 class PuppetSupervisor:
-    """Does all that a gateway asks, or refuses it.
+    """A supervisor that does all that a gateway requests, or refuses it.
 
     Attributes:
-        asked: What it was asked.
-        refusal: What it refuses everything with.
+        requests: The requests so far.
+        refusal: Its answer to each request, if it refuses them.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class PuppetSupervisor:
         """Be the supervisor of a gateway.
 
         Args:
-            gateway: Who asks.
-            access: Who may ask it.
-            entries: What replies have, or gives what the one to a question has.
+            gateway: The gateway that sends requests.
+            access: The callers that may change what is served.
+            entries: The entries of each reply, or a function that gives them for a request.
         """
-        self.asked: list[Ask] = []
+        self.requests: list[Ask] = []
         self.refusal: Refusal | None = None
         self._gateway, self._entries = gateway, entries
         self.allow(access)
@@ -51,7 +51,7 @@ class PuppetSupervisor:
         self._gateway.administration = Administration(self._ask, access)
 
     def _ask(self, ask: Ask) -> None:
-        self.asked.append(ask)
+        self.requests.append(ask)
         assert self._gateway.administration is not None
         entries = self._entries(ask) if callable(self._entries) else self._entries
         self._gateway.administration.accept_reply(

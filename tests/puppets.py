@@ -27,7 +27,7 @@ from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
 from stoker.device.pipelined_worker import PipelinedWorker
@@ -109,7 +109,7 @@ class SecondsClock:
 
 
 class PuppetFailure(Exception):
-    """What a puppet raises when it was told to."""
+    """The error of a puppet that a test makes fail."""
 
 
 def double(inputs: Sequence[Any]) -> Outputs:
@@ -413,7 +413,7 @@ class Joined:
                 exchange.sweep(self.clock())
 
     def kill_device(self) -> None:
-        """What the kernel does when the device process dies: its ends of the doorbells close."""
+        """Close the device's ends of the doorbells, as the kernel does when the process dies."""
         self._device_lives = False
         self.worker.stop()
         # It closes when all its threads have left.
@@ -423,7 +423,7 @@ class Joined:
             lane.close()
 
     def kill_frontend(self, frontend: int) -> None:
-        """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
+        """Close a frontend's end of the doorbell, as the kernel does when it dies; no request completes."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
         exchange._announcer.close()
@@ -432,7 +432,7 @@ class Joined:
         exchange.doorbell.socket.close()
 
     def totals(self) -> ModelTotals:
-        """What the worker has counted."""
+        """The worker's counters."""
         return self.memory.totals().model(0)
 
     def _progress(self) -> tuple[object, ...]:

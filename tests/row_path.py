@@ -1,4 +1,4 @@
-"""Which modules of `stoker` one row passes from socket to socket, measured on a running server.
+"""The modules of `stoker` that one row passes from socket to socket, measured on a running server.
 
 A server with one frontend serves an ONNX file. Its frontend and its device process trace their Python code; the
 modules that run while a plain JSON row is answered, from the bytes that the frontend reads to those that it writes,

@@ -61,18 +61,18 @@ def init():
 
 def run(raw_data):
     request = json.loads(raw_data)
-    told = request.get("tell", "")
-    if told == "raise":
+    command = request.get("tell", "")
+    if command == "raise":
         raise ValueError("the script was told to raise: a secret of the log")
-    if told == "exit":
+    if command == "exit":
         raise SystemExit(0)
-    if told == "hold":
+    if command == "hold":
         folder.joinpath("entered").touch()
         while not folder.joinpath("open").exists():
             time.sleep(0.002)
     if "return" in request:
         return request["return"]
-    if told == "nan":
+    if command == "nan":
         return [float("nan"), float("inf"), -float("inf")]
     return [sum(row) for row in request["data"]]
 """
@@ -102,20 +102,20 @@ def come_back(data, how):
 
 @stoker.batched(shape=(4,))
 def run(data):
-    told = data[:, 0]
+    commands = data[:, 0]
     while children and os.waitpid(children[-1], os.WNOHANG)[0]:
         children.pop()
-    if (told == {FORK}).any():
+    if (commands == {FORK}).any():
         # Before: the rows are others' as soon as the parent has returned.
-        how = data[told == {FORK}][0, 1]
+        how = data[commands == {FORK}][0, 1]
         children.append(os.fork())
         if not children[-1]:
             return come_back(data, how)
-    if (told == {RAISE}).any():
+    if (commands == {RAISE}).any():
         raise ValueError("the script was told to raise: a secret of the log")
-    if (told == {DIE}).any():
+    if (commands == {DIE}).any():
         os._exit(7)
-    if (told == {HOLD}).any():
+    if (commands == {HOLD}).any():
         folder.joinpath("entered").touch()
         while not folder.joinpath("open").exists():
             time.sleep(0.002)

@@ -15,7 +15,7 @@ __all__ = ["PuppetOutOfMemory", "PuppetTensor", "PuppetTorch"]
 
 
 class PuppetOutOfMemory(RuntimeError):
-    """What PyTorch raises when its allocator finds no memory."""
+    """The error of PyTorch's allocator without memory."""
 
 
 class PuppetTensor:
@@ -81,13 +81,13 @@ class PuppetGraph:
 
 
 class PuppetTorch(SimpleNamespace):
-    """What of `torch` is used on a GPU.
+    """The parts of `torch` that Stoker uses on a GPU.
 
     Attributes:
         current: The current stream; None for the default one.
         pools: How many graphs use each pool of memory.
         spoilt: Pools in which a capture has failed.
-        capturing: What the present capture has got so far; None if there is none.
+        capturing: The operations of the present capture; None if there is none.
         refuses_capture: Whether an operation is one that cannot be captured.
         most_rows: More of them do not fit into the memory.
         factor: What the model multiplies by, by whether it is captured.

@@ -471,7 +471,7 @@ ZOO: dict[str, tuple[Make, Make]] = {
 
 
 def classifier(classes: tuple[Any, ...], *, alone: bool = False) -> bytes:
-    """What is made of a classifier: the class of each row, unless scores stand alone, and these with their names."""
+    """A converted classifier: the class of each row, unless scores stand alone, and the scores by class."""
     words = isinstance(classes[0], str)
     key = TensorProto.STRING if words else TensorProto.INT64
     nodes = [

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import psutil
 
-from stoker.profiling.profile import Confirmation, LoadTest, RequestCost
+from stoker.profiling.load_tests import Confirmation, LoadTest, RequestCost
 from stoker.system.resources import usable_cores
 from stoker_bench.contestants.process_tree import machine_busy_s
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, get, post

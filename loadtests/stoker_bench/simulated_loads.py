@@ -11,9 +11,15 @@ import numpy as np
 from stoker.device.batching import BatchPolicy
 from stoker.settings.choices import Admission
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
-from stoker.simulation.stream import ArrivingRequests, StreamDevice, StreamUse, WaitingCallers, run_stream
 from stoker.simulation.workload import Curve, Jitter, Requests, Stream
 from stoker.simulation.world import NEVER_NS, Outcome, row_tables, run
+from stoker_bench.simulated_stream import (
+    ArrivingRequests,
+    StreamDevice,
+    StreamUse,
+    WaitingCallers,
+    run_stream,
+)
 
 Row = dict[str, object]
 """Figures by column."""

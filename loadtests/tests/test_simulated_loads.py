@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device import fairness
+from stoker.device import shares
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.settings.choices import Admission
@@ -82,7 +82,7 @@ def test_same_seed_gives_the_same_outcome() -> None:
     assert (first.done_ns == second.done_ns).all()
 
 
-@patch.object(fairness, "TIER_FLOOR", 0.0)
+@patch.object(shares, "TIER_FLOOR", 0.0)
 @settings(STEADY, max_examples=25)
 @given(
     st.builds(Curve, st.integers(0, 10), st.integers(1, 4), st.integers(1, 16)),

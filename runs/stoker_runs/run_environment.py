@@ -33,6 +33,7 @@ from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
+from stoker.system.wording import format_count
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import choose_run_interpreter
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
@@ -273,7 +274,7 @@ class _Build:
         lines, options = self._specification.lines, self._specification.options
         self._say(
             f"building an environment for {self._specification.path.name} with {self._installer} and Python "
-            f"{self._python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+            f"{self._python}, {format_count(len(lines), 'requirement')}"
         )
         self._run(self._installer.creation(self._python.executable, self._venv))
         if lines:

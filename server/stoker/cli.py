@@ -1,11 +1,12 @@
 """The entry of the `stoker` command; `stoker.commands.command_line` does the work.
 
-To import that takes longer than people take to press Ctrl-C. So this module imports nothing when it is imported, and
-neither does the package around it: Ctrl-C before there is anything to end ends the process, without a traceback. What
-comes even earlier, while Python itself starts, is out of reach.
+To import that takes longer than people take to press Ctrl-C. So this module imports nothing that is not loaded
+anyway, and neither does the package around it: Ctrl-C before there is anything to end ends the process, without a
+traceback. What comes even earlier, while Python itself starts, is out of reach.
 """
 
 import os
+import time
 
 TYPE_CHECKING = False  # that of `typing` takes milliseconds
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
     Errors that the operator can mend are printed without a traceback.
     """
+    begun_s = time.monotonic()
     try:
         import signal
 
@@ -31,7 +33,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         try:
             from stoker.commands.command_line import run
 
-            return run(arguments, _be_interrupted)
+            return run(arguments, _be_interrupted, begun_s)
         finally:
             _be_interrupted()
     except KeyboardInterrupt:

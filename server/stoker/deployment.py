@@ -24,6 +24,7 @@ from stoker.settings.image_input import ImageInput
 from stoker.settings.model_limits import ModelLimit
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.sequence import SequenceSettings
+from stoker.settings.text_input import TextInput
 from stoker.settings.traffic import Bounds, Parity
 
 SAMPLE_INPUT: Final = "sample_input.json"
@@ -220,6 +221,7 @@ class Deployment:
     zipmap: Literal["tensor", "objects"] = "tensor"
     sequence: SequenceSettings | None = None
     image: ImageInput | None = None
+    text: TextInput | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
     captures: bool = True
     engine_cache: Path | None = None

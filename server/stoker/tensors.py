@@ -226,6 +226,7 @@ class Signature:
         controls: Inputs that the server fills with what it knows of a row's sequence; they are not in `inputs`.
         method: The signature that Azure's JSON means where its `method` names none, for models of scikit-learn, whose
             answers are by the name of the method; empty for all others.
+        callers: The tensors as callers see them, where frontends make other rows of theirs: of texts, tokens.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -239,6 +240,7 @@ class Signature:
     sequences: bool = False
     controls: tuple[Control, ...] = ()
     method: str = ""
+    callers: ModelTensors | None = None
 
     @property
     def keeps_state(self) -> bool:
@@ -270,6 +272,8 @@ class Signature:
     @cached_property
     def model_tensors(self) -> ModelTensors | None:
         """The tensors as declared by the model; None for scripts that take whole bodies."""
+        if self.callers is not None:
+            return self.callers
         if self.takes != "rows":
             return self.tensors
         inputs, outputs = (
@@ -321,8 +325,8 @@ class Signature:
     def __str__(self) -> str:
         if self.takes == "body":
             return _SCRIPTS[self.script.kind if self.script is not None else "string"]
-        if self.tensors is not None:
-            sides = (self.tensors.inputs, self.tensors.outputs)
+        if (shown := self.callers or self.tensors) is not None:
+            sides = (shown.inputs, shown.outputs)
             return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
 

@@ -61,7 +61,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def warnings() -> list[str]:
-    """What the API server has warned of."""
+    """The warnings of the API server."""
     return []
 
 

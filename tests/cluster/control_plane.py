@@ -24,7 +24,7 @@ _TOKEN: Final = "of-the-administrator"
 _TLS: Final = Path(__file__).parents[1] / "tls"
 _CERTIFICATE, _KEY = "localhost.crt", "localhost.key"
 _OF_SERVICES: Final = "10.0.0.1"
-# What is waited for comes in a moment where the machine does nothing else.
+# On an idle machine each takes a moment.
 _READY_WITHIN_S: Final = 180.0
 _SEEN_WITHIN_S: Final = 120.0
 
@@ -50,7 +50,7 @@ class ControlPlane:
     away: Callable[[], AbstractContextManager[None]]
 
     def get(self, path: str) -> Any:
-        """What is at a path of the API; None if nothing is."""
+        """The object at a path of the API; None if there is none."""
         answer = self.api.get(path)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None

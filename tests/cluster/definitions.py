@@ -105,6 +105,6 @@ def _files_of(wanted: Definition) -> Path:
         )
     if done.returncode != 0:
         raise LookupError(f"{wanted.module} cannot be fetched: {done.stdout}{done.stderr}")
-    said = json.loads(done.stdout)
-    assert said["Sum"] == wanted.sum, said
-    return Path(said["Dir"])
+    download = json.loads(done.stdout)
+    assert download["Sum"] == wanted.sum, download
+    return Path(download["Dir"])

@@ -9,13 +9,13 @@ from typing import Any
 
 from tests.cluster.control_plane import ControlPlane
 
-__all__ = ["anything", "installed"]
+__all__ = ["installed", "permissive_definition"]
 
 _PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
-def anything(group: str, version: str, kind: str) -> dict[str, Any]:
-    """A definition of a kind that takes whatever it is given, where its project's own cannot be had."""
+def permissive_definition(group: str, version: str, kind: str) -> dict[str, Any]:
+    """A definition of a kind that accepts any fields, for kinds whose project publishes none here."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     plural = f"{kind.lower()}s"
     return {

@@ -13,5 +13,5 @@ SERVES = ({"path": "/models/digits.onnx", "name": "digits"},)
 
 def digits(namespace: str, **fields: Any) -> ClusterPlan:
     """A service of one model on GPUs."""
-    said = {"name": "digits", "image": "stoker:1", "gpus": 1, "serves": SERVES, **fields}
-    return ClusterPlan(namespace=namespace, **said)
+    values = {"name": "digits", "image": "stoker:1", "gpus": 1, "serves": SERVES, **fields}
+    return ClusterPlan(namespace=namespace, **values)

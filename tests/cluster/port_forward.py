@@ -1,4 +1,4 @@
-"""What a kubelet does for `kubectl port-forward` over a WebSocket: channel 0 is the port, channel 1 its errors."""
+"""A kubelet's side of `kubectl port-forward` over a WebSocket: channel 0 is the port, channel 1 its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BINARY, _CLOSE = 2, 8
 
 
 def accepts(key: str) -> str:
-    """What a server answers to the key of a client."""
+    """The server's answer to the key of a client."""
     return base64.b64encode(hashlib.sha1((key + _GUID).encode()).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""What `apply` makes of a plan in a real API server: taken without warnings, once, restricted, and nobody's loss."""
+"""`apply` with a real API server: no warnings, no repeated changes, restricted pods, no fields of others lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY, OTHER_KEY = "a-key-that-is-long-enough", "another-key-that-is-long-enough"
 
 
 def applied(cluster: Cluster, plan: ClusterPlan, **options: Any) -> dict[str, list[str]]:
-    """What has become of which objects, by their kinds."""
+    """The kinds of the changed objects by verb."""
     changes: dict[str, list[str]] = {}
     for change in apply(cluster, plan, **options):
         changes.setdefault(change.verb, []).append(change.reference.kind)
@@ -35,7 +35,7 @@ def versions(cluster: Cluster, namespace: str) -> dict[str, str]:
         if cluster.knows(*kind)
         for one in cluster.list(*kind, namespace, "app.kubernetes.io/managed-by=stoker")
     ]
-    # What the controllers say of an object is no change of it.
+    # The status that controllers write is no change.
     return {
         f"{one['kind']}/{one['metadata']['name']}": one["metadata"].get("generation")
         or one["metadata"]["resourceVersion"]

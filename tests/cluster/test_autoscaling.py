@@ -31,7 +31,7 @@ NODES = 1000
 
 
 class Shared:
-    """Pods that share what is asked of all of them."""
+    """Pods that share the load of all."""
 
     def __init__(self) -> None:
         self.load = 0.0
@@ -82,8 +82,8 @@ def own_cluster(
     """The cluster with the rights of the autoscaler's account and no others."""
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/digits-autoscaler/token"
     list(apply(cluster, scaled(namespace)))
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = control_plane.create(path, asked)["status"]["token"]
+    token_request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = control_plane.create(path, token_request)["status"]["token"]
     _await_rights(control_plane, namespace, token)
     config = control_plane.kubeconfig.read_text(encoding="utf-8").replace("of-the-administrator", token)
     file = tmp_path / "kubeconfig"
@@ -158,7 +158,7 @@ def test_command_of_the_pod_runs_with_the_rights_of_its_account(
 
 
 def own_cluster_pod(control_plane: ControlPlane, namespace: str) -> dict[str, Any]:
-    """What the autoscaler's Deployment runs."""
+    """The pod spec of the autoscaler's Deployment."""
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/digits-autoscaler"
     spec: dict[str, Any] = control_plane.get(path)["spec"]["template"]["spec"]
     return spec
@@ -186,8 +186,8 @@ def test_pods_that_are_marked_go_first(cluster: Cluster, control_plane: ControlP
     )
 
 
-def test_without_an_api_server_everything_stays(cluster: Cluster, namespace: str) -> None:
-    """It says so, and goes on."""
+def test_lost_api_server_keeps_the_number_of_pods(cluster: Cluster, namespace: str) -> None:
+    """The autoscaler logs the loss and goes on."""
     list(apply(cluster, scaled(namespace)))
     deployment = ClusterDeployment(cluster, "digits", namespace)
     looked = deployment.read_state

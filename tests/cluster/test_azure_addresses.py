@@ -23,7 +23,7 @@ from azureml.exceptions import WebserviceException
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
-    """What stands for a bucket."""
+    """A folder in place of a bucket."""
     return tmp_path / "bucket"
 
 
@@ -106,10 +106,10 @@ def test_other_files_of_a_script_are_another_address(
     assert (place / "script" / "score.py").read_text() == "one = 1"
 
 
-def test_an_address_that_cannot_be_written_is_told(
+def test_unwritable_address_is_named_in_the_error(
     ws: Workspace, bucket: Path, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """And nothing is deployed."""
+    """Nothing is deployed."""
     bucket.write_text("a file")
     Path("score.py").write_text("")
     with pytest.raises(WebserviceException, match="bucket/digits/"):

@@ -48,7 +48,7 @@ def deployed(ws: Workspace, **keywords: Any) -> AksEndpoint:
 
 
 def version(ws: Workspace) -> dict[str, Any]:
-    """What a further version runs."""
+    """The model and script of a further version."""
     return {"models": [Model(ws, "tf-dnn-mnist")], "inference_config": InferenceConfig("score.py")}
 
 
@@ -61,14 +61,14 @@ def deployments(control_plane: ControlPlane, namespace: str) -> dict[str, Any]:
 
 
 def shares(control_plane: ControlPlane, namespace: str) -> tuple[dict[str, float], str]:
-    """What the router is told."""
+    """The router's shares and default version."""
     found = control_plane.get(f"/api/v1/namespaces/{namespace}/configmaps/digits-router")
-    said = yaml.safe_load(found["data"]["router.yaml"])
-    return said["traffic"], said["default_version"]
+    settings = yaml.safe_load(found["data"]["router.yaml"])
+    return settings["traffic"], settings["default_version"]
 
 
 def kinds(control_plane: ControlPlane, namespace: str) -> dict[str, str]:
-    """What the versions are in comparisons."""
+    """The type of each version: control or treatment."""
     found = deployments(control_plane, namespace)
     return {name: one["metadata"]["labels"]["stoker.dev/version-type"] for name, one in found.items()}
 

@@ -82,10 +82,10 @@ def test_the_deployment_code_of_the_how_to_runs_unchanged(
     command = [sys.executable, "-m", "stoker.azure", "deploy.py"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr
-    said = ended.stdout
-    assert "aks-gpu: 8 nodes are a Standard_NC6, with 8 GPUs; none are made\n" in said
-    assert "created Deployment aks-dnn-mnist" in said
-    assert said.rstrip().endswith('AKS service creation operation finished, operation "Succeeded"\nHealthy')
+    output = ended.stdout
+    assert "aks-gpu: 8 nodes are a Standard_NC6, with 8 GPUs; none are made\n" in output
+    assert "created Deployment aks-dnn-mnist" in output
+    assert output.rstrip().endswith('AKS service creation operation finished, operation "Succeeded"\nHealthy')
     assert versions(cluster, namespace) == {}
     assert cluster.list("v1", "Pod", namespace, fields="status.phase=Pending") == []
 
@@ -93,7 +93,7 @@ def test_the_deployment_code_of_the_how_to_runs_unchanged(
 def test_keywords_of_the_deployment_code_are_found_in_the_live_objects(
     folder: Path, control_plane: ControlPlane, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was asked for is what the API server has, after its defaults; tags change without new pods."""
+    """The API server has the requested values, after its defaults; tags change without new pods."""
     service = deploy(
         num_replicas=2,
         cpu_cores=2,
@@ -112,7 +112,7 @@ def test_keywords_of_the_deployment_code_are_found_in_the_live_objects(
         description="Digits.",
         enable_app_insights=True,
     )
-    # What the cluster has not is no reason to refuse code that runs on Azure.
+    # Code for Azure is not refused for kinds that the cluster lacks.
     assert "enable_app_insights has no effect: the cluster knows no PodMonitor" in capsys.readouterr().out
     service.wait_for_deployment()
     found = deployment(control_plane, namespace)
@@ -168,10 +168,10 @@ def test_keywords_of_the_deployment_code_are_found_in_the_live_objects(
         ({"collect_model_data": True}, "name a claim with --collect-to"),
     ],
 )
-def test_contradictions_are_refused_before_anything_is_sent(
+def test_contradictions_are_refused_before_requests_to_the_cluster(
     folder: Path, cluster: Cluster, namespace: str, keywords: dict[str, Any], message: str
 ) -> None:
-    """Azure's refusals, and those of the plan; the cluster has nothing of it."""
+    """They are those that Azure refuses and those of the plan; the cluster gets no object."""
     with pytest.raises(WebserviceException, match=message):
         deploy(**keywords)
     assert versions(cluster, namespace) == {}
@@ -200,7 +200,7 @@ def test_a_service_without_a_gpu_fails_with_the_sentence_of_the_scheduler(
 def test_a_service_that_is_scaled_leaves_nothing_either(
     folder: Path, cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """What scales it, with its account and its rights, goes with the service; its pods stay until it has looked."""
+    """The autoscaler, its account and rights go with the service; its first look keeps the pods."""
     service = deploy(num_replicas=2)
     service.wait_for_deployment()
     service.update(autoscale_enabled=True, autoscale_min_replicas=1, autoscale_max_replicas=4)
@@ -279,7 +279,7 @@ def test_a_cluster_that_is_attached_is_bound_to_its_context(
     with pytest.raises(ComputeTargetException, match="has no context absent; it has test"):
         ComputeTarget.attach(ws, "other", absent)
     assert "other" not in ws.compute_targets
-    # What was bound by hand stays as it is.
+    # A target bound by hand keeps its binding.
     again = AksCompute.attach_configuration(resource_group="r", cluster_name="test")
     ComputeTarget.attach(ws, "aks-gpu", again)
     assert main(["compute", "list"]) == 0

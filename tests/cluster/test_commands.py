@@ -33,13 +33,13 @@ def test_a_service_is_applied_looked_after_and_deleted(
     assert main(["kubernetes", "diff", *plan]) == 1
     assert "+kind: Deployment\n" in capsys.readouterr().out
     assert main(["kubernetes", "apply", *plan, "--replicas", "2"]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines()[-3:] == [
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-3:] == [
         "created Secret digits-keys",
         "created Deployment digits",
         "created PodDisruptionBudget digits",
     ]
-    assert said.err.splitlines()[-1] == "digits: 2 of 2 pods can score"
+    assert printed.err.splitlines()[-1] == "digits: 2 of 2 pods can score"
     assert main(["kubernetes", "diff", *plan, "--replicas", "2"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["kubernetes", "diff", *plan, "--replicas", "3"]) == 1
@@ -57,7 +57,7 @@ def test_a_service_is_applied_looked_after_and_deleted(
     assert "there is no service digits in namespace" in capsys.readouterr().err
 
 
-def test_apply_says_what_it_waits_for_and_gives_up_in_time(
+def test_apply_prints_the_reason_of_its_wait_and_gives_up_in_time(
     plan: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nine pods on eight GPUs: the scheduler's own sentence is in the line, and the exit code is not 0."""
@@ -98,8 +98,8 @@ def test_ctrl_c_ends_waiting_and_leaves_the_service(
     assert control_plane.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/digits") is not None
 
 
-def test_check_says_what_there_is(namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The release, GPUs by the type of machine, what is not installed, the namespace's profile, and the rights."""
+def test_check_lists_the_cluster(namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints the release, GPUs by machine type, missing operators, the namespace's profile and the rights."""
     assert main(["kubernetes", "check", "--namespace", namespace]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"test is Kubernetes v1\.\d+\.\d+", lines[0])
@@ -110,10 +110,10 @@ def test_check_says_what_there_is(namespace: str, capsys: pytest.CaptureFixture[
     assert lines[-1] == "the account may do what apply does"
 
 
-def test_check_says_what_an_account_may_not(
+def test_check_lists_missing_rights(
     namespace: str, control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An account without rights is told which are missing, instead of failing in the middle of apply."""
+    """Users see them before `apply` would fail in the middle."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     control_plane.create(accounts, {"metadata": {"name": "nobody"}})
     token = control_plane.create(f"{accounts}/nobody/token", {"spec": {}})["status"]["token"]

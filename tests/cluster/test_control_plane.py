@@ -34,8 +34,8 @@ def test_it_is_the_release_that_the_module_names(control_plane: ControlPlane) ->
     assert control_plane.get("/version")["gitVersion"] == f"v{tools.kubernetes_version()}"
 
 
-def test_pods_are_scheduled_to_gpus_and_said_to_run(control_plane: ControlPlane, namespace: str) -> None:
-    """As many pods run as there are GPUs; of one more the scheduler says why it waits."""
+def test_pods_are_scheduled_to_gpus_and_reported_running(control_plane: ControlPlane, namespace: str) -> None:
+    """As many pods run as there are GPUs; one more waits with the scheduler's reason."""
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     control_plane.create(path, deployment(9))
     control_plane.eventually(f"{path}/a", lambda found: found["status"].get("readyReplicas") == 8)
@@ -62,9 +62,7 @@ def test_pods_that_are_not_restricted_are_refused(control_plane: ControlPlane, n
 
 
 @pytest.mark.parametrize("lines", [None, 1])
-def test_the_logs_of_a_pod_are_what_the_test_says(
-    control_plane: ControlPlane, namespace: str, lines: int | None
-) -> None:
+def test_logs_of_a_pod_are_the_tests(control_plane: ControlPlane, namespace: str, lines: int | None) -> None:
     """The API server asks the simulated node for them, as it asks a kubelet."""
     control_plane.nodes.behaviours["talks:1"] = Behaviour(log="first\nsecond\n")
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"

@@ -29,9 +29,9 @@ def test_bodies_and_keys_reach_the_pods_and_answers_come_back(
     cluster: Cluster, service: ClusterService
 ) -> None:
     """Of any size, several on one connection, and several connections at once; the key is not the API server's."""
-    said: list[str] = []
+    messages: list[str] = []
     headers = {"Authorization": "Bearer of-the-service"}
-    with forwarding(cluster, service, 0, said.append) as port:
+    with forwarding(cluster, service, 0, messages.append) as port:
         uri = f"http://127.0.0.1:{port}/api/v1/service/digits/score"
         with httpx.Client(trust_env=False, headers=headers) as one, httpx.Client(trust_env=False) as other:
             for size in (1, 200, 70_000, 1_000_000):
@@ -39,17 +39,15 @@ def test_bodies_and_keys_reach_the_pods_and_answers_come_back(
                 answer = one.post(uri, content=body)
                 assert (answer.content, answer.headers["X-Key"]) == (body, "Bearer of-the-service")
                 assert other.post(uri, content=body, headers={"Authorization": "-"}).content == body
-    assert said == []
+    assert messages == []
     with pytest.raises(httpx.ConnectError):
         httpx.post(uri, content=b"", trust_env=False)
 
 
-def test_without_a_pod_that_can_score_the_connection_ends_and_it_is_said(
-    cluster: Cluster, namespace: str
-) -> None:
-    """Callers are not left waiting."""
-    said: list[str] = []
+def test_connection_without_a_ready_pod_ends_with_a_message(cluster: Cluster, namespace: str) -> None:
+    """Callers do not wait."""
+    messages: list[str] = []
     service = ClusterService(cluster, namespace, "absent")
-    with forwarding(cluster, service, 0, said.append) as port, pytest.raises(httpx.TransportError):
+    with forwarding(cluster, service, 0, messages.append) as port, pytest.raises(httpx.TransportError):
         httpx.post(f"http://127.0.0.1:{port}", content=b"", trust_env=False)
-    assert said == ["no pod of absent can score now"]
+    assert messages == ["no pod of absent can score now"]

@@ -30,14 +30,14 @@ class Followers:
         self._control_plane = control_plane
         self.follow = True
         self.shown = 0
-        self.asked = 0
+        self.looks = 0
 
     def look(self) -> int:
-        """What one of them shows now."""
+        """The number of keys that one of them shows now."""
         data = self._control_plane.get(self._path)["data"]
         wanted = int(base64.b64decode(data["generation"]))
-        self.asked += 1
-        if self.follow and self.asked > LATE_BY:
+        self.looks += 1
+        if self.follow and self.looks > LATE_BY:
             self.shown = wanted
         return self.shown
 
@@ -80,18 +80,18 @@ def service(cluster: Cluster, namespace: str, followers: Followers) -> ClusterSe
 
 
 def marks(service: ClusterService) -> set[Any]:
-    """What makes the kubelets of the pods look at the Secret at once."""
+    """The annotations that make kubelets read the Secret at once."""
     return {pod["metadata"].get("annotations", {}).get("stoker.dev/keys-changed") for pod in service.pods()}
 
 
 def test_a_key_is_replaced_when_all_pods_take_the_new_one(
     service: ClusterService, followers: Followers
 ) -> None:
-    """Pods are marked, asked through the API server, and waited for; the other key is what it was."""
+    """Pods are marked, read through the API server, and waited for; the other key stays."""
     before = service.keys()
     assert marks(service) == {None}
     assert service.regenerate_key("primary", within_s=120.0) == {}
-    assert followers.asked > LATE_BY
+    assert followers.looks > LATE_BY
     assert followers.shown == 2
     assert len(marks(service)) == 1
     assert marks(service) != {None}
@@ -118,10 +118,8 @@ def test_the_pods_that_do_not_follow_are_named(
     assert capsys.readouterr().out == f"primary    a-key-of-the-command-line\nsecondary  {secondary}\n"
 
 
-def test_two_who_replace_a_key_at_once_do_not_share_a_number(
-    service: ClusterService, cluster: Cluster
-) -> None:
-    """Each change raises it, so a pod that shows a number takes the keys that were written with it."""
+def test_each_replacement_of_a_key_raises_the_number(service: ClusterService, cluster: Cluster) -> None:
+    """A pod that shows a number therefore takes the keys that were written with it."""
     numbers = []
     for _ in range(2):
         service.regenerate_key("primary", within_s=120.0)

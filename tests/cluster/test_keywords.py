@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kinds import anything, installed
+from tests.cluster.kinds import installed, permissive_definition
 from tests.unit.stoker_cluster.keywords import EFFECTS, changed, planned
 
 from stoker_cluster.access import Cluster
@@ -25,13 +25,13 @@ def live(cluster: Cluster, namespace: str) -> Iterator[dict[str, Any]]:
         if not cluster.knows(*kind):
             continue
         for content in cluster.list(*kind, namespace, "app.kubernetes.io/managed-by=stoker"):
-            said = {name: content[name] for name in SHOWN if name in content}
+            shown = {name: content[name] for name in SHOWN if name in content}
             if kind == ("v1", "Secret"):
-                data = said.pop("data")
-                said["stringData"] = {slot: base64.b64decode(key).decode() for slot, key in data.items()}
+                data = shown.pop("data")
+                shown["stringData"] = {slot: base64.b64decode(key).decode() for slot, key in data.items()}
             metadata = content["metadata"]
             annotations = metadata.get("annotations", {}).items()
-            yield said | {
+            yield shown | {
                 "metadata": {
                     "name": metadata["name"],
                     "labels": metadata["labels"],
@@ -45,7 +45,7 @@ def live(cluster: Cluster, namespace: str) -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def monitored(control_plane: ControlPlane) -> Iterator[None]:
     """A cluster that knows PodMonitors."""
-    with installed(control_plane, anything("monitoring.coreos.com", "v1", "PodMonitor")):
+    with installed(control_plane, permissive_definition("monitoring.coreos.com", "v1", "PodMonitor")):
         yield
 
 
@@ -54,12 +54,12 @@ def monitored(control_plane: ControlPlane) -> Iterator[None]:
 def test_each_keyword_is_found_in_the_live_objects_and_only_there(
     cluster: Cluster, namespace: str, warnings: list[str], keyword: str
 ) -> None:
-    """A service without it, then with it: its objects differ in what the table says, and else in nothing."""
+    """The objects of a service with the keyword and without it differ as the table lists."""
     list(apply(cluster, planned(keyword, namespace, given=False)))
     before = list(live(cluster, namespace))
     list(apply(cluster, planned(keyword, namespace, given=True)))
     found = changed(before, live(cluster, namespace))
-    # Whatever changes the Secret raises the number of its keys.
+    # Each change of the Secret raises the number of its keys.
     is_another_secret = any(place.startswith("Secret/") for place in found)
     assert found.pop("Secret/digits-keys stringData.generation", None) == ("2" if is_another_secret else None)
     if keyword == "token_auth_enabled":
@@ -77,7 +77,7 @@ def test_each_keyword_is_found_in_the_live_objects_and_only_there(
 def test_the_keyword_namespace_says_where_all_of_it_is(
     cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """Whatever is there is in that namespace."""
+    """All objects of the service are in that namespace."""
     other = EFFECTS["namespace"].value
     control_plane.create("/api/v1/namespaces", {"metadata": {"name": other}})
     try:

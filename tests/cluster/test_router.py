@@ -62,7 +62,7 @@ def test_a_router_comes_goes_and_may_see_endpoints_alone(
 
 
 def settings(cluster: Cluster, namespace: str) -> dict[str, Any]:
-    """What the router is told."""
+    """The router's settings in the cluster."""
     found = cluster.find(Reference("v1", "ConfigMap", namespace, "digits-router"))
     assert found is not None
     content: dict[str, Any] = yaml.safe_load(found["data"]["router.yaml"])
@@ -88,7 +88,7 @@ def test_a_canary_gets_its_share_and_becomes_the_default(
     assert capsys.readouterr().out == "a  0%\nb  100%\n"
     assert settings(cluster, namespace)["default_version"] == "b"
     assert {one["metadata"]["uid"] for one in cluster.list("apps/v1", "ReplicaSet", namespace)} >= before
-    # What was changed by the command is the plan's own: the next apply has no conflict.
+    # The command's changes belong to the plan, so the next apply has no conflict.
     plan = digits(
         namespace, version_name="b", traffic={"a": 0.0, "b": 100.0}, default_version="b", router=True
     )

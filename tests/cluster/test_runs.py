@@ -99,8 +99,10 @@ def test_state_from_before_a_job_is_not_used_after_its_creation(
     no_jobs(kubernetes)
 
 
-def test_a_pod_that_is_killed_is_told(bench: Bench, kubernetes: ControlPlane, tmp_path: Path) -> None:
-    """With the reason of the cluster, and nothing of the script is left."""
+def test_killed_pod_ends_its_run_with_the_reason(
+    bench: Bench, kubernetes: ControlPlane, tmp_path: Path
+) -> None:
+    """The reason is the cluster's, and no process of the script is left."""
     job = bench.job("import os\nprint(os.getpid(), flush=True)\n" + WAITS, tmp_path)
     bench.started(job)
     bench.says(job, "begun")

@@ -37,14 +37,14 @@ def kubernetes_version() -> str:
 
 def folder() -> Path:
     """Where the binaries are, or would be: `STOKER_CLUSTER_TOOLS`, else a folder of the user's cache."""
-    if said := os.environ.get("STOKER_CLUSTER_TOOLS"):
-        return Path(said)
+    if given := os.environ.get("STOKER_CLUSTER_TOOLS"):
+        return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "stoker-cluster-tools" / f"v{kubernetes_version()}"
 
 
 def missing(wanted: Sequence[str] = NAMES) -> list[str]:
-    """Which binaries are not there."""
+    """The binaries that are not there."""
     return [name for name in wanted if not os.access(folder() / name, os.X_OK)]
 
 
@@ -59,8 +59,8 @@ def build(wanted: Sequence[str] = NAMES) -> str | None:
     target.mkdir(parents=True, exist_ok=True)
     major, minor, _ = kubernetes_version().split(".")
     prefix = "k8s.io/component-base/version"
-    said = {"gitVersion": f"v{kubernetes_version()}", "gitMajor": major, "gitMinor": minor}
-    stamps = " ".join(f"-X {prefix}.{name}={value}" for name, value in said.items())
+    values = {"gitVersion": f"v{kubernetes_version()}", "gitMajor": major, "gitMinor": minor}
+    stamps = " ".join(f"-X {prefix}.{name}={value}" for name, value in values.items())
     for name in names:
         # Under another name first: what is interrupted must not look as if it were there.
         made = target / f".{name}.{os.getpid()}"

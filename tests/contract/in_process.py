@@ -25,7 +25,7 @@ from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
 from stoker.device.sequence_worker import SequenceWorker
@@ -48,7 +48,7 @@ from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BodyScript, StreamingScript
-from stoker.scripts import guards
+from stoker.scripts import coroutines
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.invocation import ScriptCalls
 from stoker.settings.choices import WORDS, NonFinite
@@ -274,8 +274,8 @@ class InProcessServer:
             if last.wait() == 0:
                 far.close()
             # A device process ends with its threads, and so do the loops of their coroutines.
-            if hasattr(guards.OF_THREAD, "loop"):
-                guards.OF_THREAD.loop.close()
+            if hasattr(coroutines.OF_THREAD, "loop"):
+                coroutines.OF_THREAD.loop.close()
 
         for _ in range(1, self._instances):
             assert isinstance(runtime, ForkingRuntime), "its test knows"

@@ -144,8 +144,8 @@ def test_a_token_is_exchanged_for_the_keys(server: InProcessServer) -> None:
         {"keys": {"model": KEY}},
         "no-store",
     )
-    assert [(type(ask), getattr(ask, "token", "")) for ask in supervisor.asked] == [(AskKeys, "once")]
-    assert "once" not in repr(supervisor.asked)
+    assert [(type(ask), getattr(ask, "token", "")) for ask in supervisor.requests] == [(AskKeys, "once")]
+    assert "once" not in repr(supervisor.requests)
     supervisor.refusal = Refusal(0, 401, "unauthorized", "This link has been used or has expired.")
     with server.connect() as connection:
         assert connection.ask(exchange).status == 401

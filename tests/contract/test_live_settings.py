@@ -42,7 +42,7 @@ class Scene:
 
     def __init__(self, server: InProcessServer) -> None:
         self.server = server
-        self.questions = PuppetSupervisor(server.gateway, with_admin_key(KEY), reply).asked
+        self.questions = PuppetSupervisor(server.gateway, with_admin_key(KEY), reply).requests
 
     def post(self, path: str, content: Mapping[str, Any], key: str = KEY) -> Answer:
         return self.server.ask("POST", f"/v2{path}", (bearer(key),), json.dumps(content).encode())

@@ -16,7 +16,7 @@ from tests.contract.in_process import InProcessServer, go_on_until, script
 from tests.http.raw_http import Connection, request
 from tests.patience import PATIENCE_S
 
-from stoker.scripts import guards
+from stoker.scripts import coroutines
 from stoker_client import AsyncClient, Client, ModelFailed
 
 EVENTS = ("Accept", "text/event-stream")
@@ -156,8 +156,8 @@ def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though there is never a further piece; the next request finds the script free."""
-    loop = guards.SharedLoop() if shared else None
-    monkeypatch.setattr(guards, "SHARED_LOOPS", [] if loop is None else [loop])
+    loop = coroutines.SharedLoop() if shared else None
+    monkeypatch.setattr(coroutines, "SHARED_LOOPS", [] if loop is None else [loop])
     ended = threading.Event()
 
     async def stand_still(raw_data: str) -> AsyncIterator[str]:
@@ -319,8 +319,8 @@ class Meeting:
 
 def test_streams_of_an_asynchronous_generator_interleave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of several instances has one, all on one loop: none could end before the others have begun."""
-    loop = guards.SharedLoop()
-    monkeypatch.setattr(guards, "SHARED_LOOPS", [loop])
+    loop = coroutines.SharedLoop()
+    monkeypatch.setattr(coroutines, "SHARED_LOOPS", [loop])
     meeting = Meeting(3)
 
     async def meet(raw_data: str) -> AsyncIterator[str]:

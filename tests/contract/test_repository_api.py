@@ -1,4 +1,4 @@
-"""The model repository extension over HTTP: who may, what is asked of the supervisor, and how it is refused."""
+"""The model repository extension over HTTP: rights, requests to the supervisor, refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def running() -> Iterator[InProcessServer]:
 
 @pytest.fixture
 def supervisor(running: InProcessServer) -> PuppetSupervisor:
-    """A supervisor that does all that it is asked."""
+    """A supervisor that does all that is requested."""
     return PuppetSupervisor(running.gateway, with_admin_key(KEY), ENTRIES)
 
 
@@ -56,7 +56,7 @@ def test_the_index_is_the_supervisors(running: InProcessServer, supervisor: Pupp
     """It is put together of the parts that the supervisor sends; `ready` has to be a boolean."""
     assert post(running, "/index", headers=()).json() == list(ENTRIES)
     assert post(running, "/index", '{"ready": true}', ()).status == 200
-    assert supervisor.asked == [AskIndex(0, ready=False), AskIndex(1, ready=True)]
+    assert supervisor.requests == [AskIndex(0, ready=False), AskIndex(1, ready=True)]
     answer = post(running, "/index", '{"ready": 1}', ())
     assert (answer.status, answer.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
     assert running.ask("GET", "/v2/repository/index").status == 405
@@ -68,7 +68,7 @@ def test_the_events_are_the_supervisors(running: InProcessServer) -> None:
     supervisor = PuppetSupervisor(running.gateway, with_admin_key(KEY), events)
     assert running.ask("GET", "/v2/repository/events").json() == list(events)
     assert running.ask("GET", "/v2/repository/models/a%20b/events").json() == list(events)
-    assert supervisor.asked == [AskEvents(0), AskEvents(1, "a b")]
+    assert supervisor.requests == [AskEvents(0), AskEvents(1, "a b")]
     assert post(running, "/events").status == 405
 
 
@@ -93,7 +93,7 @@ def test_load_and_unload_are_requested_from_the_supervisor(
     """A finished load or unload is answered with an empty 200."""
     answer = post(running, path, body)
     assert (answer.status, answer.body) == (200, b"")
-    assert supervisor.asked == [question]
+    assert supervisor.requests == [question]
 
 
 def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
@@ -101,7 +101,7 @@ def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetS
     supervisor.allow(with_admin_key(KEY, polls=True))
     body = '{"weights": {"stable": 90, "next": 10}, "by": "X-User"}'
     assert post(running, "/models/model/canary", body).status == 200
-    assert supervisor.asked == [AskShift(0, "model", Canary({"stable": 90, "next": 10}, "x-user"))]
+    assert supervisor.requests == [AskShift(0, "model", Canary({"stable": 90, "next": 10}, "x-user"))]
     assert post(running, "/models/model/canary", body, ()).status == 401
     for wrong in (
         "{}",
@@ -113,7 +113,7 @@ def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetS
         answer = post(running, "/models/model/canary", wrong)
         assert (answer.status, answer.json()["error"][:23]) == (400, "failed to shift 'model'")
     assert post(running, "/models/model/canary", '{"weights": {}}').status == 200
-    assert supervisor.asked[1:] == [AskShift(1, "model", Canary())]
+    assert supervisor.requests[1:] == [AskShift(1, "model", Canary())]
 
 
 def test_a_refusal_has_the_code_of_its_error(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
@@ -139,7 +139,7 @@ def test_a_load_can_bring_a_version_policy(
     """As Triton's clients give it: a model configuration as JSON within JSON."""
     config = f'{{"name": "model", "version_policy": {policy}}}'
     assert post(running, "/models/model/load", json.dumps({"parameters": {"config": config}})).status == 200
-    assert supervisor.asked == [AskLoad(0, "model", policy=wanted)]
+    assert supervisor.requests == [AskLoad(0, "model", policy=wanted)]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_load_can_say_how_the_model_is_batched(
     body = json.dumps({"parameters": {"config": json.dumps({**described, **config})}})
     answer = post(running, "/models/model/load", body)
     assert (answer.status, answer.body) == (200, b"")
-    assert supervisor.asked == [AskLoad(0, "model", adjustments=adjustments)]
+    assert supervisor.requests == [AskLoad(0, "model", adjustments=adjustments)]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_load_with_an_invalid_configuration_gets_400(
     answer = post(running, "/models/model/load", json.dumps({"parameters": {"config": json.dumps(config)}}))
     assert answer.status == 400
     assert reason in answer.json()["error"]
-    assert supervisor.asked == []
+    assert supervisor.requests == []
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_loads_that_are_malformed(
     answer = post(running, "/models/model/load", body)
     assert answer.status == status
     assert reason in answer.json()["error"]
-    assert supervisor.asked == []
+    assert supervisor.requests == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_other_refusals(
 ) -> None:
     """Repositories have no names, versions are numbers, and parameters are known."""
     answer = post(running, path, body)
-    assert (answer.status, supervisor.asked) == (status, [])
+    assert (answer.status, supervisor.requests) == (status, [])
     assert answer.json().keys() == {"error"}
 
 
@@ -264,7 +264,7 @@ def test_only_the_admin_key_opens(
         answer = post(running, f"/models/model/{action}", headers=headers)
         assert (answer.status, answer.header("www-authenticate")) == (401, "Bearer")
         assert "stoker keys show admin" in answer.json()["error"]
-    assert supervisor.asked == []
+    assert supervisor.requests == []
 
 
 def test_where_no_key_is_needed(
@@ -274,10 +274,10 @@ def test_where_no_key_is_needed(
     supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=False, key=None, local=True)))
     assert post(running, "/models/model/load", headers=()).status == 200
     page = post(running, "/models/model/load", headers=[("Origin", "http://localhost")])
-    assert (page.status, len(supervisor.asked)) == (403, 1)
+    assert (page.status, len(supervisor.requests)) == (403, 1)
     supervisor.allow(admin_access(tmp_path, AdminRules(polls=False, needs_key=False, key=None, local=False)))
     answer = post(running, "/models/model/load", headers=())
-    assert (answer.status, len(supervisor.asked)) == (403, 1)
+    assert (answer.status, len(supervisor.requests)) == (403, 1)
     assert "STOKER_ADMIN_KEY" in answer.json()["error"]
 
 

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
-from stoker.scripts.guards import Watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.settings.sequence import SequenceSettings
 from stoker_client import Client, UnknownSequence
 

@@ -15,7 +15,8 @@ from tests.patience import PATIENCE_S
 from stoker.deployment import Deployment
 from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.grpc.tensorflow_serving import tensor_bytes
-from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.tfs_examples import entry_of, example_of
 

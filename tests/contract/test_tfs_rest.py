@@ -19,7 +19,8 @@ from tests.patience import PATIENCE_S
 
 from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime
 from stoker.settings.versions import State, VersionStatus
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.tfs_examples import entry_of, example_of

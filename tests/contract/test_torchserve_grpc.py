@@ -302,7 +302,7 @@ def test_models_are_managed(server: InProcessGrpcServer, client: Client) -> None
     for method, fields, _, message in changes:
         assert client.refused(method, KEY, **fields)[0] == grpc.StatusCode.UNAUTHENTICATED
         assert client.call(method, ADMIN, **fields).msg == message
-    assert supervisor.asked == [question for *_, question, _ in changes]
+    assert supervisor.requests == [question for *_, question, _ in changes]
     code, text = client.refused("RegisterModel", ADMIN, url="doubler.mar", handler="x")
     assert (code.name, "the archive names its handler" in text) == ("INVALID_ARGUMENT", True)
     listed = json.loads(client.call("ListModels", limit=2).msg)

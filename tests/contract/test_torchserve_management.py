@@ -1,4 +1,4 @@
-"""TorchServe's management API over HTTP: what is asked of the supervisor, what is refused, and by which port."""
+"""TorchServe's management API over HTTP: requests to the supervisor, refusals, ports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running() -> Iterator[InProcessServer]:
 
 @pytest.fixture
 def supervisor(running: InProcessServer) -> PuppetSupervisor:
-    """A supervisor that does all that it is asked."""
+    """A supervisor that does all that is requested."""
     return PuppetSupervisor(running.gateway, with_admin_key(KEY))
 
 
@@ -94,7 +94,7 @@ def test_each_change_is_one_request_to_the_supervisor(
     """Each change is answered in TorchServe's words; scaling keeps the batch size."""
     answer = ask(running, method, path)
     assert (answer.status, answer.json()) == (200, {"status": status})
-    assert supervisor.asked == [question]
+    assert supervisor.requests == [question]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_refused(
     answer = ask(running, method, path)
     assert (answer.status, answer.json()["code"], answer.json()["type"]) == (status, status, kind)
     assert part in answer.json()["message"]
-    assert supervisor.asked == []
+    assert supervisor.requests == []
 
 
 def test_one_version_of_several_is_not_scaled(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
@@ -143,10 +143,10 @@ def test_one_version_of_several_is_not_scaled(running: InProcessServer, supervis
     running.gateway.directory.models["resnet"] = ServedModel({**known.versions, "2": second}, known.default)
     try:
         answer = ask(running, "PUT", "/models/resnet/1?min_worker=2")
-        assert (answer.status, supervisor.asked) == (400, [])
+        assert (answer.status, supervisor.requests) == (400, [])
         assert "without a version (served: 1, 2)" in answer.json()["message"]
         ask(running, "PUT", "/models/resnet?min_worker=2")
-        assert supervisor.asked == [
+        assert supervisor.requests == [
             AskLoad(0, "resnet", policy=VersionPolicy.of((1, 2)), adjustments=replace(CHANGED, replicas=2))
         ]
     finally:
@@ -169,7 +169,7 @@ def test_the_admin_key_is_needed(running: InProcessServer, supervisor: PuppetSup
     for method, path in changes:
         answer = ask(running, method, path)
         assert (answer.status, answer.json()["type"]) == (503, "ServiceUnavailableException")
-    assert supervisor.asked == []
+    assert supervisor.requests == []
 
 
 def test_refusal_of_the_supervisor_is_torchserve_s_error(
@@ -242,5 +242,5 @@ def test_only_the_management_port_has_these_paths(
                 assert ask(running, method, path).status == 404
         finally:
             running.set(management_port=own)
-    assert supervisor.asked == []
+    assert supervisor.requests == []
     assert ask(running, "PATCH", "/models").status == 405

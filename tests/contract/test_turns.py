@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import PuppetRuntime
 
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 
 
 def _stages(answer: Answer) -> dict[str, float]:
@@ -29,7 +29,7 @@ def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers)
     fd = os.memfd_create("turns", os.MFD_CLOEXEC)
     turns = DeviceTurns(DevicePage(fd, "cuda:0"))
     os.close(fd)
-    first, second = (turns.join(1, SlotFacts(threads=1, asks=True)) for _ in range(2))
+    first, second = (turns.join(1, SlotFacts(threads=1, wants_turns=True)) for _ in range(2))
     busy = PuppetRuntime()
 
     def ask(server: InProcessServer, model: str) -> Answer:
@@ -43,7 +43,7 @@ def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers)
         running = callers.submit(ask, server, "busy")
         assert busy.entered.wait(PATIENCE_S)
         waiting = callers.submit(ask, server, "waits")
-        wait_until(lambda: second.asked_ns is not None, "the second model wants the device")
+        wait_until(lambda: second.waiting_since_ns is not None, "the second model wants the device")
         busy.hold.set()
         assert list(_stages(running.result(PATIENCE_S))) == ["parse", "queue", "compute", "total"]
         stage_times = _stages(waiting.result(PATIENCE_S))

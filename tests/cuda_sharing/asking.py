@@ -36,7 +36,7 @@ class Memory:
 
     @property
     def name(self) -> str:
-        """What a puppet's handle is: the name of its shared memory."""
+        """The name of the shared memory, which is a puppet's handle."""
         return base64.b64decode(self.handle).rstrip(b"\0").decode()
 
     @classmethod
@@ -88,8 +88,8 @@ def check_inference(served: Served, memory: Memory, triton: Any) -> None:
     if triton is triton_http:
         assert status == [{"name": "digits", **size}]
     else:
-        told = status.regions["digits"]
-        assert (told.name, told.device_id, told.byte_size) == ("digits", 0, 240)
+        region = status.regions["digits"]
+        assert (region.name, region.device_id, region.byte_size) == ("digits", 0, 240)
     served.client(triton).unregister_cuda_shared_memory("digits", headers=dict(KEY))
     with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
         served.client(triton).infer("scores", inputs, headers=dict(KEY))
@@ -102,13 +102,13 @@ def check_refusals(served: Served, memory: Memory, triton: Any) -> None:
     def register(handle: bytes, size_bytes: int, device_id: int = 0) -> None:
         client.register_cuda_shared_memory("r", handle, device_id, size_bytes, headers=dict(KEY))
 
-    for handle, size_bytes, device_id, said in (
+    for handle, size_bytes, device_id, message in (
         (base64.b64encode(b"\x01" * 64), 64, 0, "cudaError"),
         (base64.b64encode(b"short"), 64, 0, "'raw_handle' of 64 bytes"),
         (memory.handle, 64, 4096, "cudaErrorInvalidDevice"),
         (memory.handle, 1 << 40, 0, "the allocation has"),
     ):
-        with pytest.raises(InferenceServerException, match=said):
+        with pytest.raises(InferenceServerException, match=message):
             register(handle, size_bytes, device_id)
     register(memory.handle, 64)
     with pytest.raises(InferenceServerException, match="already in manager"):

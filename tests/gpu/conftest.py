@@ -4,7 +4,7 @@ import pytest
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable
-from stoker.gpu.devices import probe_in_child
+from stoker.gpu.child_probes import probe_in_child
 from stoker.gpu.probes import preload_cuda
 from stoker.gpu.selection import choose_device
 

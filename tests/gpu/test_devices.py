@@ -11,8 +11,8 @@ import pytest
 from tests.live_server import LiveServer, wait_until
 
 from stoker.deployment import Device
-from stoker.gpu.devices import find_devices
 from stoker.gpu.nvml import GpuReader, gpus
+from stoker.gpu.survey import find_devices
 from stoker_bench.networks.tables import write_table
 
 pytestmark = [pytest.mark.gpu]

@@ -20,7 +20,7 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import PipelinedRuntime, Runtime, SizedRuntime
 from stoker.runtimes.cuda import load_cuda
 from stoker.runtimes.pipeline import PipelinedExecution
-from stoker.runtimes.torch import TorchRuntime, load_torch
+from stoker.runtimes.torch.loading import TorchRuntime, load_torch
 from stoker.settings.choices import Acceleration, Precision
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-torch` brings it")

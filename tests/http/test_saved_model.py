@@ -35,7 +35,8 @@ import numpy as np
 from stoker.settings.choices import Acceleration
 from stoker.errors import LoadFailed
 from stoker.offline import Predictor
-from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
+from stoker.runtimes.tensorflow import load_saved_model
+from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.deployment import Device, Deployment
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tfs_examples import entry_of, example_of

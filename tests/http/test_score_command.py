@@ -85,5 +85,8 @@ def test_images_and_files_are_sent_as_they_are(score: Any, tmp_path: Path) -> No
     size = (tmp_path / "dark.png").stat().st_size
     sent = score("raw", "--file", tmp_path / "dark.png")
     assert sent == (0, [{"type": "image/png", "size": size}], "")
+    (tmp_path / "rows.json").write_text("[[1, 2, 3, 4]]")
+    code, _, errors = score("plain", "--image", tmp_path / "rows.json")
+    assert (code, "rows.json is no image: --data sends rows" in errors) == (2, True)
     code, _, errors = score("plain", "--image", tmp_path / "dark.png")
     assert (code, "images need a model" in errors) == (1, True)

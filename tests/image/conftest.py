@@ -21,7 +21,7 @@ def podman() -> Iterator[Podman]:
         pytest.skip(f"{reason}; apt-get install podman runc debootstrap")
     made = Podman(folder())
     with made.alone():
-        # What a run that was killed has left.
+        # Containers of a killed run may be left.
         made.run("rm", "--all", "--force", "--volumes", "--time=0")
         made.base()
         yield made
@@ -71,8 +71,8 @@ def start(podman: Podman) -> Iterator[Callable[..., Container]]:
     """Starts containers that go with the test."""
     started: list[Container] = []
 
-    def start(image: str, *arguments: str, **said: Any) -> Container:
-        started.append(Container(podman, image, *arguments, **said))
+    def start(image: str, *arguments: str, **settings: Any) -> Container:
+        started.append(Container(podman, image, *arguments, **settings))
         return started[-1]
 
     yield start

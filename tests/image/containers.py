@@ -16,15 +16,15 @@ from tests.patience import PROGRAM_S
 __all__ = ["RESTRICTED", "Container"]
 
 RESTRICTED: Final = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
-"""What a pod of the profile restricted may do, as options of podman."""
+"""The rights of a pod of the profile restricted, as options of podman."""
 
 
 class Container:
     """One container with a server; leaving its context removes it and its volumes.
 
     Attributes:
-        podman: What runs it.
-        name: What it is called there.
+        podman: The Podman that runs it.
+        name: Its name there.
         port: Where its port 8080 is on this machine.
     """
 
@@ -41,7 +41,7 @@ class Container:
         """Start it.
 
         Args:
-            podman: What runs it.
+            podman: The Podman that runs it.
             image: Its image.
             *arguments: Arguments of `stoker serve`.
             options: Options of `podman run`.
@@ -89,19 +89,19 @@ class Container:
         return state
 
     def logs(self) -> str:
-        """What it has written, standard error behind standard output."""
+        """Its standard output, then its standard error."""
         done = self.podman.run("logs", self.name)
         return done.stdout + done.stderr
 
     def inside(self, *command: str) -> str:
-        """What a command prints that runs in it."""
+        """Run a command in it; returns its output."""
         return self.podman.ask("exec", self.name, *command)
 
     def threads(self) -> dict[str, int]:
         """Threads of each of its processes, by the module or program that runs there."""
         # There is no `ps` in the image.
-        told = 'echo $(ls $p/task | wc -l) $(tr "\\0" " " < $p/cmdline)'
-        script = f"for p in /proc/[0-9]*; do {told}; done 2> /dev/null"
+        count_and_command = 'echo $(ls $p/task | wc -l) $(tr "\\0" " " < $p/cmdline)'
+        script = f"for p in /proc/[0-9]*; do {count_and_command}; done 2> /dev/null"
         lines = [line.split() for line in self.inside("sh", "-c", script).splitlines()]
         found = {_program(words[1:]): int(words[0]) for words in lines if words[1:2] and "/opt/" in words[1]}
         assert len(found) == len([line for line in lines if "/opt/" in " ".join(line[:2])]), lines

@@ -25,8 +25,8 @@ _PIP: Final = Path("/etc/pip.conf")
 
 def folder() -> Path:
     """Where images are kept: `STOKER_IMAGES`, else a folder of the user's cache."""
-    if said := os.environ.get("STOKER_IMAGES"):
-        return Path(said)
+    if given := os.environ.get("STOKER_IMAGES"):
+        return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker-images"
 
 
@@ -60,10 +60,10 @@ class Podman:
             (home / "storage.conf").write_text(
                 f'[storage]\ndriver = "{driver}"\ngraphroot = "{home}/{driver}"\nrunroot = "/run/stoker-images"\n'
             )
-            said = self.run("info", check=False)
-            if said.returncode == 0:
+            info = self.run("info", check=False)
+            if info.returncode == 0:
                 return
-        raise AssertionError(f"podman does not run here: {said.stderr}")
+        raise AssertionError(f"podman does not run here: {info.stderr}")
 
     def run(
         self, *arguments: str | Path, check: bool = True, timeout_s: float = 600
@@ -85,7 +85,7 @@ class Podman:
         return done
 
     def ask(self, *arguments: str | Path) -> str:
-        """What one of its commands prints."""
+        """Run one of its commands; returns the output."""
         return self.run(*arguments).stdout.strip()
 
     def base(self) -> None:

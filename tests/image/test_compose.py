@@ -33,7 +33,7 @@ Compose = Callable[..., str]
 
 @pytest.fixture
 def settings(cpu_image: str, models: Path) -> dict[str, str]:
-    """What the files take from the environment."""
+    """The environment variables that the files read."""
     (models / "deployment.yaml").write_text("models:\n  - {path: doubler.onnx, device: cpu}\n")
     return {
         "IMAGE": cpu_image,
@@ -85,7 +85,7 @@ def test_it_serves_with_keys_of_its_volume(
     assert _score(port, key) == [[2, 4, 6, 8]]
 
 
-def test_gpus_are_asked_for_by_the_second_file(compose: Compose) -> None:
+def test_second_file_requests_gpus(compose: Compose) -> None:
     """Both files together are one service with all GPUs of the machine."""
     config = compose("config", files=("compose.yaml", "compose.gpu.yaml"))
     assert "nvidia" in config

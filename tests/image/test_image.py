@@ -35,7 +35,7 @@ def image(request: pytest.FixtureRequest) -> str:
 
 
 def score(container: Container) -> object:
-    """What it answers to the rows."""
+    """Its answer to the rows."""
     return container.ask(scoring("/score", PRIMARY, rows_body(*ROWS))).json()
 
 
@@ -47,10 +47,10 @@ def test_a_container_without_rights_serves_and_drains(
 
     assert score(container) == DOUBLED
     status = container.inside("cat", "/proc/1/status")
-    said = dict(line.split(":\t", 1) for line in status.splitlines())
-    assert said["Uid"].split() == said["Gid"].split() == ["10001"] * 4
-    assert {int(said[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
-    assert said["NoNewPrivs"] == "1"
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert fields["Uid"].split() == fields["Gid"].split() == ["10001"] * 4
+    assert {int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {0}
+    assert fields["NoNewPrivs"] == "1"
     assert podman.run("exec", container.name, "touch", "/opt/stoker/x", check=False).returncode != 0
     assert podman.run("healthcheck", "run", container.name, check=False).returncode == 0
 
@@ -142,13 +142,13 @@ def test_the_bill_of_materials_names_every_package(image: str, podman: Podman) -
 
 
 def test_packages_work_though_they_are_stripped(image: str, podman: Podman) -> None:
-    """Whatever has compiled code, or has lost its tests, can be imported."""
+    """Packages with compiled code, and those stripped of their tests, can be imported."""
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     podman.run("run", "--rm", "--entrypoint=python3", image, "-c", program, *COMPILED.split())
 
 
 def test_sizes(gpu_image: str, cpu_image: str, podman: Podman) -> None:
-    """What the images add to their base has a bound; that for CPUs has no library of CUDA in it."""
+    """The images add a bounded size to their base; the one for CPUs has no library of CUDA."""
 
     def added_mb(image: str) -> float:
         sizes = [int(podman.ask("image", "inspect", "--format={{.Size}}", name)) for name in (image, BASE)]
@@ -161,7 +161,7 @@ def test_sizes(gpu_image: str, cpu_image: str, podman: Podman) -> None:
 def test_an_image_with_a_model_and_its_packages(
     podman: Podman, cpu_image: str, models: Path, tmp_path: Path, start: Callable[..., Container]
 ) -> None:
-    """What `stoker kubernetes dockerfile` prints builds upon it, with a package of the model's, and serves."""
+    """The output of `stoker kubernetes dockerfile` builds upon it, with a package of the model's, and serves."""
     (tmp_path / "doubler.onnx").write_bytes((models / "doubler.onnx").read_bytes())
     (tmp_path / "requirements.txt").write_text("tabulate==0.9.0\n")
     command = [

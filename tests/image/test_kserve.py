@@ -46,7 +46,7 @@ def served(gpu_image: str, tmp_path: Path, start: Callable[..., Container]) -> C
 
 
 def _options(spec: dict[str, Any], container: dict[str, Any]) -> Iterator[str]:
-    """What the kubelet makes of the container, in podman's words."""
+    """Podman's options for a container as the kubelet would run it."""
     rights = container["securityContext"]
     assert rights["readOnlyRootFilesystem"]
     yield "--read-only"
@@ -64,7 +64,7 @@ def _options(spec: dict[str, Any], container: dict[str, Any]) -> Iterator[str]:
 
 
 def post(container: Container, path: str, content: Any) -> Any:
-    """What it answers to JSON, without a key."""
+    """Post JSON without a key; returns the answer."""
     headers = [("Content-Type", "application/json")]
     answer = container.ask(request("POST", path, headers, json.dumps(content).encode()))
     assert answer.status == 200, answer.body

@@ -73,7 +73,7 @@ def test_one_core_of_a_larger_machine(gpu_image: str, models: Path, start: Calla
 def test_memory_stays_below_its_limit_with_full_queues(
     gpu_image: str, scene: Path, start: Callable[..., Container]
 ) -> None:
-    """The rows of the arena are taken and large bodies wait: the rest is refused, nothing killed, all is answered."""
+    """With a full arena and waiting large bodies, more requests are refused, and no process is killed."""
     options = [*RESTRICTED, "--cpus=1", f"--memory={LIMIT_BYTES}", f"--volume={scene}:/scene"]
     arguments = ("/scene/slow/score.py", "--name=slow", "--device=cpu", "--timeout-ms=300000", "--no-auth")
     container = start(gpu_image, *arguments, options=options).until_ready()
@@ -84,20 +84,20 @@ def test_memory_stays_below_its_limit_with_full_queues(
         wait_until(lambda: gate.entered, "the first row is in the script")
         queued = [callers.submit(ask, container, number, QUEUED_ROWS) for number in range(80)]
         wait_until(
-            lambda: any(asked.done() for asked in queued),
+            lambda: any(request.done() for request in queued),
             "the arena is full",
             timeout_s=PROGRAM_S,
             every_s=0.1,
         )
         large = [callers.submit(ask, container, number, LARGE_ROWS) for number in range(12)]
         wait_until(
-            lambda: all(asked.done() for asked in large) or taken(container) > 2 * MIB,
+            lambda: all(request.done() for request in large) or taken(container) > 2 * MIB,
             "large bodies are there",
             timeout_s=PROGRAM_S,
             every_s=0.1,
         )
         gate.open()
-        answers = [asked.result() for asked in (first, *queued, *large)]
+        answers = [request.result() for request in (first, *queued, *large)]
 
     statuses = [answer.status for answer in answers]
     assert set(statuses) == {200, 503}, statuses
@@ -132,7 +132,7 @@ def taken(container: Container) -> float:
 
 
 def of_group(container: Container, *files: str) -> Iterator[str]:
-    """What those files of its memory's control group say that there are, of either version."""
+    """The contents of these files of its memory's control group, of either version."""
     for file in files:
         done = container.podman.run("exec", container.name, "cat", f"/sys/fs/cgroup/{file}", check=False)
         if done.returncode == 0:
@@ -146,5 +146,5 @@ def peak_bytes(container: Container) -> int:
 
 def killed(container: Container) -> int:
     """Processes of the container that the kernel has ended for want of memory."""
-    said = next(of_group(container, "memory/memory.oom_control", "memory.events"))
-    return int(dict(line.split() for line in said.splitlines())["oom_kill"])
+    events = next(of_group(container, "memory/memory.oom_control", "memory.events"))
+    return int(dict(line.split() for line in events.splitlines())["oom_kill"])

@@ -41,8 +41,8 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_unit_is_well_formed(unit: Path) -> None:
     """Every option is known and has a value that it may have."""
-    said = analyze("verify", "--man=no", unit)
-    assert (said.returncode, said.stdout + said.stderr) == (0, "")
+    analysis = analyze("verify", "--man=no", unit)
+    assert (analysis.returncode, analysis.stdout + analysis.stderr) == (0, "")
 
     unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=everything"))
     assert "everything" in analyze("verify", "--man=no", unit).stderr
@@ -50,8 +50,8 @@ def test_the_unit_is_well_formed(unit: Path) -> None:
 
 def test_the_unit_is_confined_and_sees_its_gpus(unit: Path) -> None:
     """Its exposure is low, and what stays open is what GPUs and callers need."""
-    said = analyze("security", "--offline=yes", "--threshold=30", unit)
-    assert said.returncode == 0, said.stdout
-    open_yet = set(re.findall(r"^✗ (\w+)=", said.stdout, re.MULTILINE))
+    analysis = analyze("security", "--offline=yes", "--threshold=30", unit)
+    assert analysis.returncode == 0, analysis.stdout
+    open_yet = set(re.findall(r"^✗ (\w+)=", analysis.stdout, re.MULTILINE))
     assert {"PrivateDevices", "DeviceAllow", "MemoryDenyWriteExecute", "ProcSubset"} <= open_yet
     assert not open_yet & {"NoNewPrivileges", "ProtectSystem", "CapabilityBoundingSet", "RestrictNamespaces"}

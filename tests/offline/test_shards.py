@@ -68,4 +68,4 @@ def test_an_interrupted_shard_goes_on(tmp_path: Path, number: signal.Signals, co
     assert left == ["_done/a.json", "a.jsonl"]
     assert (tmp_path / "out" / "a.jsonl").read_text() == "[3]\n"
     code, output, errors = ended(offline(*arguments))
-    assert (code, output) == (0, f"1 file with 1 rows in {tmp_path / 'out'}, 1 were done before\n"), errors
+    assert (code, output) == (0, f"1 file with 1 row in {tmp_path / 'out'}, 1 done before\n"), errors

@@ -81,7 +81,7 @@ def record() -> Record:
 
 @pytest.fixture
 def warnings() -> list[str]:
-    """What the API server has warned of."""
+    """The warnings of the API server."""
     return []
 
 
@@ -114,12 +114,12 @@ def _hurry(plane: ControlPlane, pods: str) -> bool:
 
 
 def _tell(plane: ControlPlane, namespace: str) -> None:
-    """Print what the pods have said, for a test that has failed."""
+    """Print the logs of the pods, for a failed test."""
     for pod in plane.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
         name = pod["metadata"]["name"]
         restarts = [one["restartCount"] for one in pod["status"].get("containerStatuses", [])]
         query = {"container": pod["spec"]["containers"][0]["name"], "tailLines": "20"}
         print(f"\n--- {name}, started again {restarts} times")
-        # What is not said in time is no failure of the test.
+        # A log that does not come in time is no failure of the test.
         with contextlib.suppress(httpx.HTTPError):
             print(plane.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}/log", params=query).text)

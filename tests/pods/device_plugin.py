@@ -61,8 +61,8 @@ def gpus(folder: Path, resource: str, count: int, scratch: Path) -> Iterator[Non
     server.add_insecure_port(f"unix://{folder / endpoint}")
     server.start()
     try:
-        said = {"version": "v1beta1", "endpoint": endpoint, "resource_name": resource}
-        _register(folder, messages["RegisterRequest"](**said))
+        registration = {"version": "v1beta1", "endpoint": endpoint, "resource_name": resource}
+        _register(folder, messages["RegisterRequest"](**registration))
         yield
     finally:
         ended.set()

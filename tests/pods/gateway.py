@@ -18,7 +18,7 @@ from tests.cluster.kinds import installed
 __all__ = ["NAME", "await_route", "found", "running"]
 
 NAME: Final = "main"
-"""What the Gateway is called, in the namespace of the test."""
+"""The name of the Gateway in the test's namespace."""
 
 _API: Final = "gateway.networking.k8s.io/v1"
 _CLASS: Final = "traefik"
@@ -71,8 +71,8 @@ def await_route(plane: ControlPlane, namespace: str, name: str) -> None:
     """Wait until the Gateway has taken a route, and knows all that it leads to."""
 
     def taken(route: Any) -> bool:
-        said = route.get("status", {}).get("parents", [])
-        conditions = {one["type"]: one["status"] for parent in said for one in parent["conditions"]}
+        parents = route.get("status", {}).get("parents", [])
+        conditions = {one["type"]: one["status"] for parent in parents for one in parent["conditions"]}
         return conditions.get("Accepted") == conditions.get("ResolvedRefs") == "True"
 
     plane.eventually(f"/apis/{_API}/namespaces/{namespace}/httproutes/{name}", taken, within_s=120)

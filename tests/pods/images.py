@@ -28,14 +28,14 @@ from tests.cluster import tools
 __all__ = ["SERVE", "Layer", "further", "layer", "packages", "sandbox", "server", "write_archive"]
 
 SERVE: Final = (str(Path(sys.prefix) / "bin/stoker"), "serve")
-"""What containers of the server's images run."""
+"""The command of the server's containers."""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 _EXTRAS: Final = frozenset({"gpu", "azure", "grpc", "cluster", "router"})
 _NOT_OF_PYTHON: Final = re.compile(
     r"(test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-3.*|site-packages)"
 )
-# What speaks with GPUs, and what only compilers read.
+# Libraries for GPUs, and files for compilers.
 _NOT_INSTALLED: Final = re.compile(
     r"libonnxruntime_providers_(cuda|tensorrt)|/tensorflow/include/|/clang/native/"
 )
@@ -60,7 +60,7 @@ class Layer:
 
     @property
     def digest(self) -> str:
-        """What it is called by those who have it."""
+        """Its content's hash, its name for those who have it."""
         with self.file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -165,21 +165,21 @@ def _closure(name: str, extras: frozenset[str], known: dict[str, frozenset[str]]
     known[name] = known.get(name, frozenset()) | extras
     for text in importlib.metadata.requires(name) or ():
         need = Requirement(text)
-        asked = (
+        conditions = (
             need.marker is None,
             *(need.marker.evaluate({"extra": one}) for one in ("", *extras) if need.marker),
         )
-        if any(asked):
+        if any(conditions):
             _closure(canonicalize_name(need.name), frozenset(need.extras), known)
     return set(known)
 
 
 def _libraries(files: Iterable[Path]) -> dict[Path, Path]:
-    """What programs and modules load of the system."""
+    """The system's libraries that programs and modules load."""
     programs = [file for file in files if file.is_file() and _is_elf(file)]
-    # It fails for what needs libraries that are left out, and has said all others by then.
-    said = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False).stdout
-    found = {Path(os.path.normpath(path)) for path in _LOADED.findall(said)}
+    # It fails for files whose libraries are left out, after it has printed all others.
+    output = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False).stdout
+    found = {Path(os.path.normpath(path)) for path in _LOADED.findall(output)}
     return {path: Path(os.path.realpath(path)) for path in found if path.exists()}
 
 

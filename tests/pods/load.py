@@ -1,7 +1,7 @@
-"""Callers who keep their connections, ask all the time, and check every answer.
+"""Callers that keep their connections, send requests all the time, and check each answer.
 
-They do what a decent client does and no more: a connection that was ended is not used again, one whose answer says
-`Connection: close` neither, and nothing that was sent is sent a second time.
+They behave as a decent client: they use no connection again that has ended or whose answer says
+`Connection: close`, and send no request twice.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Answered:
     """A request that was answered.
 
     Attributes:
-        asked_s, ended_s: When it was sent, and when the answer was there; monotonic clock.
-        factor: What the model multiplies by that has answered.
-        version: The version that the router says has answered; empty without.
+        sent_s, ended_s: When it was sent, and when its answer arrived; monotonic clock.
+        factor: The factor of the model that answered.
+        version: The version named by the router; empty without one.
     """
 
-    asked_s: float
+    sent_s: float
     ended_s: float
     factor: int
     version: str
@@ -47,19 +47,19 @@ class Answered:
 
 @dataclass
 class Load:
-    """So many callers; entering the context starts them, leaving it lets them finish what they have asked.
+    """Callers; entering the context starts them, leaving it waits for their requests in flight.
 
     Attributes:
         place: Address and port that they connect to.
-        path: What they post to.
-        key: What they send.
-        factors: What a model may multiply by. Anything else is a wrong answer.
+        path: The path that they post to.
+        key: The key that they send.
+        factors: Allowed factors of the model; another one is a wrong answer.
         callers: How many there are.
         pause_s: How long each waits between an answer and its next request.
-        patience_s: After that without an answer a request is lost.
-        most: How many they ask in all; without a limit by default.
-        comes_again: Whether one whose connection is refused comes again, since nothing has been asked yet.
-        ledger: What became of all requests.
+        patience_s: A request without an answer for so long is lost.
+        most: The most requests of all callers; no limit by default.
+        comes_again: Whether a caller with a refused connection connects again; it has sent no request yet.
+        ledger: The outcome of each request.
         answered: Those that were answered, in the order of their answers.
         refused_connections: How many connections were refused.
     """
@@ -79,7 +79,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
-        self._asked = 0
+        self._sent = 0
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._main, name="load", daemon=True)
 
@@ -109,13 +109,11 @@ class Load:
             time.sleep(0.02)
 
     def summary(self, since_s: float = 0.0) -> str:
-        """Say how many there were, and how long they took; of those that were asked since then."""
-        times = sorted(one.ended_s - one.asked_s for one in self.answered if one.asked_s >= since_s)
+        """Counts and times in a line, of requests sent since then."""
+        times = sorted(one.ended_s - one.sent_s for one in self.answered if one.sent_s >= since_s)
         counts = Counter({str(verdict): self.ledger.count(verdict) for verdict in Verdict})
         longest = f", p99 {_at(times, 0.99):.0f} ms, longest {_at(times, 1):.0f} ms" if times else ""
         return ", ".join(f"{count} {name}" for name, count in counts.items()) + longest
-
-    # --- in the thread ---
 
     def _main(self) -> None:
         try:
@@ -130,8 +128,8 @@ class Load:
 
     async def _call(self) -> None:
         connection: PoliteConnection | None = None
-        while not self._stopping.is_set() and (self.most is None or self._asked < self.most):
-            self._asked += 1
+        while not self._stopping.is_set() and (self.most is None or self._sent < self.most):
+            self._sent += 1
             connection = await self._ask(connection, self.ledger.ask(_PROTOCOL))
             await asyncio.sleep(self.pause_s)
         if connection is not None:
@@ -140,7 +138,7 @@ class Load:
     async def _ask(self, connection: PoliteConnection | None, number: int) -> PoliteConnection | None:
         """Ask once; returns the connection if it can be used again."""
         row = [number % 100_003, number // 100_003, 1, 2]
-        asked_s, port, first = time.monotonic(), 0, False
+        sent_s, port, first = time.monotonic(), 0, False
         try:
             if connection is not None and connection.ended:
                 await connection.close()
@@ -148,12 +146,12 @@ class Load:
             first = connection is None
             async with asyncio.timeout(self.patience_s):
                 connection = connection or await self._connect()
-                port, asked_s = connection.port, time.monotonic()
+                port, sent_s = connection.port, time.monotonic()
                 answer = await connection.exchange(scoring(self.path, self.key, rows_body(row)))
-            verdict, told = self._judge(answer, row, asked_s)
+            verdict, detail = self._judge(answer, row, sent_s)
         except (OSError, TimeoutError) as problem:
-            verdict, told = Verdict.LOST, repr(problem)
-        outcome = Outcome(verdict, _PROTOCOL, told, asked_s, time.monotonic(), port, first)
+            verdict, detail = Verdict.LOST, repr(problem)
+        outcome = Outcome(verdict, _PROTOCOL, detail, sent_s, time.monotonic(), port, first)
         self.ledger.settle(number, outcome)
         if connection is not None and (verdict is Verdict.LOST or answer.closes):
             await connection.close()
@@ -172,14 +170,14 @@ class Load:
                     raise
                 await asyncio.sleep(self.pause_s)
 
-    def _judge(self, answer: Answer, row: Sequence[int], asked_s: float) -> tuple[Verdict, str]:
+    def _judge(self, answer: Answer, row: Sequence[int], sent_s: float) -> tuple[Verdict, str]:
         if answer.status in (429, 503):
             return Verdict.REFUSED, f"{answer.status} {answer.body[:200]!r}"
         factor = _factor(answer, row)
         if factor not in self.factors:
             return Verdict.WRONG, f"{answer.status} {answer.body[:200]!r}"
         version = answer.header(_VERSION) or ""
-        self.answered.append(Answered(asked_s, time.monotonic(), factor, version))
+        self.answered.append(Answered(sent_s, time.monotonic(), factor, version))
         return Verdict.RIGHT, ""
 
 
@@ -194,7 +192,7 @@ def ask(place: tuple[str, int], message: bytes) -> Answer:
 
 
 def _factor(answer: Answer, row: Sequence[int]) -> int:
-    """What the answer is a multiple of its row by; 0 if it is none."""
+    """The factor between the answer and its row; 0 if the answer is no multiple."""
     content: Any = None
     with contextlib.suppress(json.JSONDecodeError):
         content = answer.json()

@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ControlPlane
 __all__ = ["DOMAIN", "served"]
 
 DOMAIN: Final = "cluster.local"
-"""What the names of the cluster end with: `SERVICE.NAMESPACE.svc.cluster.local`."""
+"""The ending of the cluster's names: `SERVICE.NAMESPACE.svc.cluster.local`."""
 
 _PORT: Final = 53
 _HEADER_BYTES: Final = 12
@@ -37,12 +37,12 @@ def served(plane: ControlPlane, address: str) -> Iterator[None]:
 
 
 def _answer(plane: ControlPlane, question: bytes) -> bytes:
-    """What a datagram with one question is answered with."""
+    """The answer to a datagram with one question."""
     labels, at = [], _HEADER_BYTES
     while length := question[at]:
         labels.append(question[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length
-    asked = question[_HEADER_BYTES : at + 5]
+    question_record = question[_HEADER_BYTES : at + 5]
     (kind,) = struct.unpack_from("!H", question, at + 1)
     address = _address_of(plane, labels)
     # A name that is there has no answer of another kind, such as an IPv6 address.
@@ -52,7 +52,7 @@ def _answer(plane: ControlPlane, question: bytes) -> bytes:
     # The name is the one of the question, by its place in the datagram.
     name = struct.pack("!H", 0xC000 | _HEADER_BYTES)
     records = [name + struct.pack("!HHIH", _ADDRESS, 1, _KEPT_S, len(one)) + one for one in answers]
-    return b"".join([header, asked, *records])
+    return b"".join([header, question_record, *records])
 
 
 def _address_of(plane: ControlPlane, labels: Sequence[str]) -> str | None:

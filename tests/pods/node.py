@@ -50,7 +50,7 @@ _Process = subprocess.Popen[bytes]
 
 
 def lacking() -> list[str]:
-    """What has to be on the machine and is not."""
+    """The programs that are missing on the machine."""
     absent = [name for name in _PROGRAMS if shutil.which(name) is None]
     return absent if _cni() is not None else [*absent, CNI]
 

@@ -17,7 +17,7 @@ def digits(namespace: str, **fields: Any) -> ClusterPlan:
 
     They drain for half as long as they do otherwise: the proxy of the only node is the only one that has to hear.
     """
-    said = {
+    values = {
         "name": "digits",
         "image": "stoker:2",
         "gpus": 1,
@@ -27,4 +27,4 @@ def digits(namespace: str, **fields: Any) -> ClusterPlan:
         **fields,
     }
     server = {"device": "cpu", "frontends": 1, "drain_grace_s": 5, **fields.get("server", {})}
-    return ClusterPlan(namespace=namespace, **{**said, "server": server})
+    return ClusterPlan(namespace=namespace, **{**values, "server": server})

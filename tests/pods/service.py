@@ -21,7 +21,7 @@ _ANSWERED: Final = re.compile(r'^stoker_requests_total\{[^}]*status="200"[^}]*\}
 
 
 class Record(Protocol):
-    """Says what was seen, for the documentation."""
+    """Prints the results for the documentation."""
 
     def __call__(self, row: str, load: Load, *more: str, since_s: float = 0.0) -> None: ...
 
@@ -42,11 +42,13 @@ def _connects(address: tuple[str, int]) -> bool:
     return False
 
 
-def eventually(holds: Callable[[], object], what: str, *, within_s: float, every_s: float = 0.2) -> None:
-    """Wait until something holds; fails with `what` if it does not."""
+def eventually(
+    holds: Callable[[], object], description: str, *, within_s: float, every_s: float = 0.2
+) -> None:
+    """Wait until `holds` returns true; fails with the description after `within_s`."""
     deadline_s = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {description}"
         time.sleep(every_s)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of requests when pods are evicted or killed, and when the API server is away."""
+"""Requests while pods are evicted or killed, and while the API server is away."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_drained_node_loses_a_pod_at_a_time_and_no_request(
     assert fewest == 2
 
 
-def test_a_killed_pod_loses_what_it_held_and_nothing_else(
+def test_killed_pod_loses_only_its_requests_in_flight(
     cluster: Cluster, machine: Node, namespace: str, record: Record
 ) -> None:
-    """Its callers come again, to another pod until the node has started it again."""
+    """Its callers connect again, to another pod until the node has restarted it."""
     list(apply(cluster, digits(namespace, replicas=2)))
     service = ClusterService(cluster, namespace, "digits")
     await_ready(service)

@@ -31,12 +31,12 @@ REQUESTS = 10_000
 
 
 class Front(NamedTuple):
-    """What callers come by.
+    """The front of an endpoint that callers connect to.
 
     Attributes:
-        name: What it is.
-        fields: Those of the plan that make it.
-        place: Where it answers, if that is no Service of the endpoint.
+        name: Its kind.
+        fields: The fields of the plan that make it.
+        place: Its address, if that is no Service of the endpoint.
         names_versions: Whether its answers say which version they are of.
     """
 
@@ -62,13 +62,13 @@ def front(
 
 
 def shares(load: Load) -> dict[str, float]:
-    """Which percentage each version has answered."""
+    """The percentage of answers by version."""
     counts = Counter(VERSIONS[one.factor] for one in load.answered)
     return {version: 100 * count / len(load.answered) for version, count in counts.items()}
 
 
 def answering(host: tuple[str, int], version: str | None = None) -> str | None:
-    """Which version answers a caller, who may choose one; None if none does."""
+    """The version that answers a caller, who may choose one; None without an answer."""
     headers = [] if version is None else [("azureml-model-deployment", version)]
     answer = ask(host, scoring(PATH, KEY, BODY, headers))
     return VERSIONS[int(answer.json()[0][0])] if answer.status == 200 else None
@@ -90,8 +90,8 @@ def test_a_canary_gets_its_share_of_ten_thousand_requests_and_becomes_the_defaul
 ) -> None:
     """Within one percent, as on Azure; no change of shares loses a request, nor does the end of a version."""
     for factor, version in VERSIONS.items():
-        said = {"version_name": version, "traffic": {"a": 20.0, "b": 10.0}, **front.fields}
-        list(apply(cluster, digits(namespace, image=f"stoker:{factor}", **said)))
+        values = {"version_name": version, "traffic": {"a": 20.0, "b": 10.0}, **front.fields}
+        list(apply(cluster, digits(namespace, image=f"stoker:{factor}", **values)))
     for version in VERSIONS.values():
         await_ready(ClusterService(cluster, namespace, f"digits-{version}"))
     if front.name == "gateway":

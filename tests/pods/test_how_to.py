@@ -102,7 +102,7 @@ def bring_image(
 
 @pytest.fixture
 def logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """What the registered model says of the images that its training has not seen; here is its workspace."""
+    """The registered model's logits of test images; the current folder is its workspace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
     subprocess.run([sys.executable, "-c", TRAIN, MNIST], check=True, stdout=subprocess.DEVNULL)
@@ -136,12 +136,12 @@ def test_the_code_of_the_how_to_deploys_asks_and_deletes(
         built.result()
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = ended.stdout
-    assert 'AKS service creation operation finished, operation "Succeeded"\nHealthy\n' in said
-    labels = [int(label) for label in re.findall(r"^label: (\d)$", said, re.MULTILINE)]
-    predictions = [int(digit) for digit in re.findall(r"^prediction: \[(\d)\]$", said, re.MULTILINE)]
+    output = ended.stdout
+    assert 'AKS service creation operation finished, operation "Succeeded"\nHealthy\n' in output
+    labels = [int(label) for label in re.findall(r"^label: (\d)$", output, re.MULTILINE)]
+    predictions = [int(digit) for digit in re.findall(r"^prediction: \[(\d)\]$", output, re.MULTILINE)]
     rows = np.random.RandomState(SEED).randint(0, len(logits) - 1, TIMES)
-    assert predictions == logits[rows].argmax(axis=1).tolist(), said
+    assert predictions == logits[rows].argmax(axis=1).tolist(), output
     right = sum(label == digit for label, digit in zip(labels, predictions, strict=True))
     assert right >= 0.8 * TIMES
     print(f"\nseen: the how-to; {right} of {TIMES} predictions are the label")

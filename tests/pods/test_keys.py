@@ -19,7 +19,7 @@ NEW_KEY = "another-key-of-the-tests-00003"
 
 
 def status_with(address: str, key: str) -> int:
-    """What a pod says to a key."""
+    """The status of a pod's answer to a key."""
     body = rows_body([1, 2, 3, 4])
     message = request("POST", "/api/v1/service/digits/score", [bearer(key)], body)
     return ask((address, 8080), message).status
@@ -36,7 +36,7 @@ def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothi
     with Load(place(cluster, namespace), key=OTHER_KEY) as load:
         began_s = time.monotonic()
         service.regenerate_key("primary", NEW_KEY)
-        said_s = time.monotonic() - began_s
+        returned_s = time.monotonic() - began_s
         eventually(
             lambda: all(status_with(address, KEY) == 401 for address in addresses),
             "no pod takes the old key",
@@ -44,7 +44,7 @@ def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothi
         )
         gone_s = time.monotonic() - began_s
         load.await_answers(200)
-    record("keys", load, f"said after {said_s:.1f} s, old key gone after {gone_s:.1f} s")
+    record("keys", load, f"returned after {returned_s:.1f} s, old key gone after {gone_s:.1f} s")
     assert load.ledger.broken() == []
     assert [status_with(address, NEW_KEY) for address in addresses] == [200] * 3
     # The same pods, and the same Secret for a plan that is applied again.

@@ -78,9 +78,9 @@ def test_one_pod_on_its_gpu_takes_a_new_version_in_place(
         written = len(load.answered)
         write_version(folder, 2, 3)
         eventually(lambda: load.answered[-1].factor == 3, "the new version answers", within_s=200)
-        switched_s = load.answered[-1].asked_s
+        switched_s = load.answered[-1].sent_s
         load.await_answers(500)
-    after_s = switched_s - load.answered[written].asked_s
+    after_s = switched_s - load.answered[written].sent_s
     record("in place", load, f"new version after {after_s:.0f} s")
     record("in place, 2 s around the switch", load, since_s=switched_s - 1)
     assert load.ledger.broken() == []

@@ -104,7 +104,7 @@ def two_are_left(service: ClusterService, marked: set[str]) -> bool:
     return len(pods) == 2
 
 
-def test_new_pods_get_their_share_of_callers_who_keep_their_connections(
+def test_new_pods_get_their_share_of_lasting_connections(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
     """Connections end after their age, and the next ones are spread over all pods."""

@@ -138,7 +138,7 @@ def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) 
     wait_until(lambda: server.device_pids() not in ([pid], []), "another process has begun")
     wait_until(lambda: server.ready, "it is ready")
     assert ask(server, b"[]").status == 200
-    assert "does not heed the interruption" in server.output()
+    assert "has ignored the interruption for" in server.output()
 
 
 @pytest.mark.long

@@ -27,6 +27,11 @@ def test_a_server_is_shown_and_stopped(serve: Serve, doubler: Path) -> None:
     assert first["models"] == [{"name": "doubler", "version": "1", "state": "READY"}]
     assert first["requests_per_s"] == 0
     assert "stop with Ctrl-C" in run_stoker("logs", *here).stdout
+    assert "stop with Ctrl-C" in run_stoker("logs", "doubler", *here).stdout
+    rows = server.workspace.parent / "rows.json"
+    rows.write_text("[[1, 2, 3, 4]]")
+    scored = run_stoker("score", "--data", str(rows), *here, env={"STOKER_PORT": ""})
+    assert scored.stdout == "[2.0, 4.0, 6.0, 8.0]\n", scored.stderr
 
     assert run_stoker("reload", "--uri", str(first["uri"]), *here).returncode == 0
     (second,) = wait_until(lambda: found if len(found := shown()) == 1 else [], "the old server is gone")

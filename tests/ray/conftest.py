@@ -107,7 +107,7 @@ def _write_autoscaling(folder: Path, port: int) -> Path:
     """Write what Ray's autoscaler reads: its nodes are processes of this machine."""
     from ray.util import get_node_ip_address
 
-    # What follows is read without being looked for.
+    # Ray reads these keys without checking that they exist.
     empty = (
         ("file_mounts", "auth"),
         (

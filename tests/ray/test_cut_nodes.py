@@ -112,7 +112,7 @@ def until_printed(run: RunFolder, words: str, attempt: int = 1) -> None:
 
 
 def processes_of(run: RunFolder, attempt: int) -> set[int]:
-    """What runs of an attempt's script."""
+    """The processes of an attempt's script."""
     marks = (f"STOKER_RUN_ID={run.id}", f"STOKER_ATTEMPT={attempt}")
     ours, others = ({pid for pid, _ in marked_processes(mark)} for mark in marks)
     return ours & others
@@ -181,14 +181,14 @@ def test_a_node_that_is_silent_for_long_is_lost(
     workspace: Workspace, tmp_path: Path, cut_cluster: Cluster, cable: Cable
 ) -> None:
     """One without cable and workspace ends its script itself. One that hangs writes nothing when it wakes up."""
-    go, asked = tmp_path / "go", {"attempts": 2, "lost_after_s": 1.0, "grace_s": 1.0}
+    go, options = tmp_path / "go", {"attempts": 2, "lost_after_s": 1.0, "grace_s": 1.0}
     with node(cut_cluster, 4, cable) as blind:
         one = submitted(
-            workspace, EPOCHS, tmp_path / "1", arguments=(str(tmp_path / "lock"),), cores=4, **asked
+            workspace, EPOCHS, tmp_path / "1", arguments=(str(tmp_path / "lock"),), cores=4, **options
         )
         until_printed(one, "epoch 3")
         with node(cut_cluster, 8) as hung:
-            two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **asked)
+            two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **options)
             until_printed(two, "saving")
             with node(cut_cluster, 12):
                 stopped = [pid for pid in descendants(hung.pid) if read_stat(pid)[0] != b"raylet"]

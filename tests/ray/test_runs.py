@@ -79,11 +79,11 @@ def workspace(ray_cluster: Cluster, tmp_path: Path) -> Workspace:
     return workspace_with(ray_cluster, tmp_path, 3)
 
 
-def submitted(workspace: Workspace, script: str, tmp_path: Path, **asked: object) -> RunFolder:
+def submitted(workspace: Workspace, script: str, tmp_path: Path, **options: object) -> RunFolder:
     source = tmp_path / "source"
     source.mkdir(parents=True)
     (source / "train.py").write_text(script)
-    definition = Definition("train.py", target="big", **asked)  # type: ignore[arg-type]
+    definition = Definition("train.py", target="big", **options)  # type: ignore[arg-type]
     return submit(Request(definition, source), workspace)[0]
 
 
@@ -170,7 +170,7 @@ def test_a_killed_runner_is_adopted(workspace: Workspace, tmp_path: Path) -> Non
 
 
 def test_logs_are_live(workspace: Workspace, tmp_path: Path) -> None:
-    """Who follows a run reads a line within 5 s, whichever node it is on."""
+    """`runs logs -f` prints a line within 5 s, from any node."""
     script = "import time\nfor _ in range(20):\n    print(time.time(), flush=True)\n    time.sleep(0.2)\n"
     run = submitted(workspace, script, tmp_path)
     words = [sys.executable, "-m", "stoker.cli", "runs", "logs", "-f", run.id, "--workspace", workspace.root]
@@ -229,11 +229,11 @@ def test_two_nodes_train_one_model(
     output = tmp_path / "outputs"
     command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "softmax", "--epochs", "4"]
     command += ["--gpus", "0", "--nodes", "2", "--target", "big"]
-    said = subprocess.run(
+    trained = subprocess.run(
         [*command, "--data", tiny_mnist, "--output", output, "--workspace", workspace.root],
         capture_output=True, text=True, check=False, timeout=_WAIT_S, cwd=tmp_path,
     )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
+    assert trained.returncode == 0, trained.stdout + trained.stderr
     attempt = next(workspace.runs_dir.glob("mnist/mnist_*")) / "attempts" / "1"
     logs = [(attempt / f"log_{rank}.txt").read_text() for rank in range(2)]
     weights = [[line for line in log.splitlines() if "have the same weights" in line] for log in logs]

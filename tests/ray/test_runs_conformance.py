@@ -14,7 +14,7 @@ from stoker_runs.targets.registry import engine_of
 
 
 def settings_of(cluster: Cluster) -> dict[str, object]:
-    """What a target says of the cluster; its nodes run the Python of these tests."""
+    """A target's settings of the cluster; its nodes run the Python of these tests."""
     return {"address": cluster.dashboard, "max_nodes": 2, "idle_s": 30, "python": sys.executable}
 
 

@@ -44,8 +44,8 @@ def test_nodes_come_with_runs_and_go_after_them(
     ws = Workspace.from_config()
     content = {"type": "ray", "address": scaling_cluster.dashboard, "max_nodes": 3, "python": sys.executable}
     create(ws.local, "cpus", {**content, "idle_s": 2}, {"token": scaling_cluster.token}, None)
-    asked = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=3)
-    cpus = ComputeTarget.create(ws, "cpus", asked)
+    configuration = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=3)
+    cpus = ComputeTarget.create(ws, "cpus", configuration)
     assert type(cpus) is AmlCompute
     assert counts(cpus) == (0, 0, "Steady")
 

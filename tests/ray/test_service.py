@@ -97,7 +97,7 @@ def routed(ports: Iterable[int]) -> Iterator[str]:
     port, own = free_port(), free_port()
     servers = ",".join(f"127.0.0.1:{number}" for number in ports)
     command = [sys.executable, "-m", "stoker.cli", "router", "--servers", servers, "--port", str(port)]
-    # What a server held when it died is asked again: the model only computes.
+    # Requests of a dead server are sent again, as the model only computes.
     command += ["--metrics-port", str(own), "--retry-on", "conn-failure,503,empty-response"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
@@ -124,8 +124,8 @@ def test_a_service_on_three_nodes(cluster: str, tmp_path: Path) -> None:
     port = free_port()
     plan = ["--replicas", 3, "--num-gpus", 1, "--port", port, "--host", "127.0.0.1"]
     plan += ["--option=--frontends=1", "--option=--device=cpu"]
-    told = service.done("up", model, *plan)
-    assert [line.split()[1] for line in told.splitlines()] == ["ready"] * 3
+    printed = service.done("up", model, *plan)
+    assert [line.split()[1] for line in printed.splitlines()] == ["ready"] * 3
     first = service.standings()
     assert [each["uri"] for each in first] == [
         f"http://127.0.0.1:{port + number}/api/v1/service/doubler/score" for number in range(3)
@@ -161,8 +161,8 @@ def _is_back(standing: dict[str, Any]) -> bool:
     return bool(standing["state"] == "ready" and standing["restarted"])
 
 
-def test_a_server_that_does_not_start_is_told(cluster: str, tmp_path: Path) -> None:
-    """With the end of its log; nothing of the service is left."""
+def test_server_that_does_not_start_shows_its_log(cluster: str, tmp_path: Path) -> None:
+    """The error has the end of its log; nothing of the service is left."""
     service = Service(cluster, tmp_path / "workspace")
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     failed = service.run("up", tmp_path / "broken.onnx", "--host", "127.0.0.1", "--option=--device=cpu")

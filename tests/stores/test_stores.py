@@ -289,7 +289,7 @@ def test_rows_of_a_store_are_scored_into_it(store: Store, doubler: Path, tmp_pat
     ]
     assert [one.stdout for one in results] == [
         f"2 files with 6 rows in {store.address}/answers\n",
-        f"0 files with 0 rows in {store.address}/answers, 2 were done before\n",
+        f"0 files with 0 rows in {store.address}/answers, 2 done before\n",
     ], results[0].stderr + results[1].stderr
     answers = Mirror(f"{store.address}/answers", tmp_path / "cache")
     answers.update()

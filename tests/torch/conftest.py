@@ -55,7 +55,7 @@ def trace(tmp_path: Path) -> Callable[..., Path]:
 
 def load(path: Path, **settings: Any) -> Runtime:
     """Load a file on the CPU."""
-    from stoker.runtimes.torch import load_torch
+    from stoker.runtimes.torch.loading import load_torch
 
     settings = {"max_batch_rows": 64, **settings}
     deployment = Deployment("net", 1, "torch", path, path.parent, max_body_bytes=1 << 20, **settings)

@@ -16,7 +16,7 @@ from tests.torch.zoo import TRACED_ALONE, ZOO
 from stoker.deployment import Declaration, DeclaredTensor
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.torch import TorchRuntime
+from stoker.runtimes.torch.loading import TorchRuntime
 
 Save = Callable[..., Path]
 nn = torch.nn
@@ -146,7 +146,7 @@ def scripted(path: Path) -> Path:
 def test_torchscript_that_was_compiled_needs_a_sample(tmp_path: Path) -> None:
     """Without one the load says what to do; the sample has the names and the types."""
     path = scripted(tmp_path / "model.pt")
-    with pytest.raises(LoadFailed, match=r"does not say what it takes: give it a sample input"):
+    with pytest.raises(LoadFailed, match=r"does not describe its inputs: give it a sample input"):
         load(path)
     np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), right=rows(2, 3))
     runtime = load(path)
@@ -278,7 +278,7 @@ def test_a_program_is_loaded_by_a_pytorch_that_unpickles_tensors_alone(
     with zipfile.ZipFile(good) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bad:
         for name in archive.namelist():
             bad.writestr(name, made.getvalue() if name.endswith(".pt") else archive.read(name))
-    monkeypatch.setattr("stoker.runtimes.torch_files.find_code", lambda _: "")
+    monkeypatch.setattr("stoker.runtimes.torch.files.find_code", lambda _: "")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(LoadFailed):
         load(path)
@@ -308,7 +308,7 @@ def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, expor
     path = export(Net(), torch.randn(2, 4))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(LoadFailed, match="damaged, cut short, or something else"):
+    with pytest.raises(LoadFailed, match="damaged, cut short, or no file of PyTorch"):
         load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/models/model.json", "{}")

@@ -1,4 +1,4 @@
-"""What the unit tests share."""
+"""Fixtures of all unit tests."""
 
 import asyncio
 import gc

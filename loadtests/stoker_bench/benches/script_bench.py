@@ -22,7 +22,8 @@ import simdjson
 from numpy.typing import NDArray
 
 from stoker.scripts.invocation import ScriptCalls
-from stoker.scripts.merging import MergedCalls, split
+from stoker.scripts.merging import MergedCalls
+from stoker.scripts.result_parts import split
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 from stoker_bench.benches.lineup import BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, standing

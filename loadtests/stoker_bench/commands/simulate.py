@@ -12,9 +12,9 @@ from typing import Any
 from stoker.commands.terminal import number_option
 from stoker.device.batching import BatchPolicy
 from stoker.errors import InvalidSettings
-from stoker.simulation.stream import STREAM_DEVICES, StreamDevice
 from stoker.simulation.workload import CURVES, Curve, Stream
 from stoker_bench.simulated_loads import Row, simulate_arrivals, simulate_callers, simulate_load
+from stoker_bench.simulated_stream import STREAM_DEVICES, StreamDevice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

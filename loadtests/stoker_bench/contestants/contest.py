@@ -19,6 +19,7 @@ from urllib.parse import urljoin
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.system.wording import format_count
 from stoker_bench.contestants.process_tree import ProcessTree, machine_busy_s
 from stoker_bench.contestants.servers import get, post
 from stoker_bench.errors import BenchedServerError
@@ -43,8 +44,8 @@ class Case:
     @property
     def title(self) -> str:
         """A heading for tables."""
-        rows = "1 row" if self.rows == 1 else f"{self.rows} rows"
-        return f"{self.connections} connection{'s' * (self.connections > 1)}, {rows} a request"
+        rows, connections = format_count(self.rows, "row"), format_count(self.connections, "connection")
+        return f"{connections}, {rows} a request"
 
 
 @dataclass(frozen=True)

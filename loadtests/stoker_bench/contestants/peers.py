@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.errors import OperatorError
+from stoker.system.wording import format_count
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
 from stoker_bench.contestants.servers import HOST, Launch, free_port
 from stoker_bench.generators.scoring_request import DATA_LISTS, OPEN_INFERENCE, Dialect
@@ -129,7 +130,7 @@ def graph_script_launch(site: Site, script: Path, workers: int) -> Launch:
     launch = _azmlinfsrv(site, "azureml_graph.py", site.model, workers)
     return replace(
         launch,
-        name=f"{AZUREML}, {workers} worker{'s' * (workers > 1)}",
+        name=f"{AZUREML}, {format_count(workers, 'worker')}",
         environment={
             **launch.environment,
             "ENTRY_SCRIPT": str(script.resolve()),

@@ -20,7 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.pinned_memory import pinned
@@ -266,7 +266,7 @@ def _providers(kind: str, args: argparse.Namespace, way: str) -> list[Any]:
 def _graph(args: argparse.Namespace, way: str) -> Path | bytes:
     """Return what is measured: the file, or what the server would make of a transformer."""
     # Not before the process is confined to its GPU.
-    from stoker.runtimes.onnx.graphs import fuse_graph
+    from stoker.runtimes.onnx.fusion import fuse_graph
     from stoker.runtimes.onnx.precision import convert
     from stoker.runtimes.precision import is_converted
 

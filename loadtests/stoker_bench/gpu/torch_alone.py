@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import torch
 
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker_bench.networks.bert import SIZES, VOCABULARY, seeded_weights
 from stoker_bench.networks.torch_networks import Bert, export
 

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from stoker.runtimes.onnx.graphs import fuse_graph
+from stoker.runtimes.onnx.fusion import fuse_graph
 from stoker_bench.networks.bert import SIZES, VOCABULARY, bert, seeded_weights, weight_shapes
 
 TINY = SIZES["tiny"]

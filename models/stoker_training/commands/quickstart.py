@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
                 image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
             )
             sys.stdout.write(f"Registered {registered.reference}.\n")
-        return serve(settings, workspace, predecessor)
+        return serve(settings, workspace, time.monotonic(), predecessor)
 
 
 def _check_server(settings: ServerSettings) -> None:
     """Find out before the training what would end the server after it."""
-    from stoker.gpu.devices import probe_in_child
+    from stoker.gpu.child_probes import probe_in_child
     from stoker.gpu.selection import choose_device
     from stoker.supervisor.ports import bind
 

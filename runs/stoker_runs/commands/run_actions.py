@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped
+from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import (
     exit_code_of,
     found_store,
@@ -139,8 +140,7 @@ def download(args: argparse.Namespace) -> int:
         raise SubmissionRefused(
             f"{folder.id} has no file that begins with {args.prefix!r}; see: stoker runs files"
         )
-    files = "1 file is" if len(copied) == 1 else f"{len(copied)} files are"
-    sys.stdout.write(f"{files} in {place}\n")
+    sys.stdout.write(f"{format_count(len(copied), 'file')} copied to {place}\n")
     return 0
 
 
@@ -225,7 +225,7 @@ def reindex(args: argparse.Namespace) -> int:
     from stoker_runs.records.index import RunIndex
 
     count = RunIndex(found_store(args)).rebuild()
-    sys.stdout.write(f"{count} runs\n")
+    sys.stdout.write(f"{format_count(count, 'run')}\n")
     return 0
 
 
@@ -244,7 +244,7 @@ def mirror(args: argparse.Namespace) -> int:
             new += copies.put(folder)
         except UnknownRun as error:
             note(str(error))
-    sys.stdout.write(f"{new} of {len(folders)} runs had something new for {args.to}\n")
+    sys.stdout.write(f"{new} of {format_count(len(folders), 'run')} had something new for {args.to}\n")
     return 0
 
 

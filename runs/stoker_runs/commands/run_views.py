@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands.terminal import print_json, table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
+from stoker.system.wording import format_count
 from stoker_runs.commands import sweep_output
 from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, note, time_text
 
@@ -63,7 +64,7 @@ def list_runs(args: argparse.Namespace) -> int:
         return 0
     if not shown:
         if read and not runs and not (status or conditions):
-            note(f"all {len(read)} runs are of archived experiments: --all shows them")
+            note(f"{format_count(len(read), 'run')} of archived experiments: --all shows more")
             return 0
         filtered = args.experiment or status or conditions
         scope = (
@@ -264,7 +265,7 @@ def _environment_text(folder: RunFolder) -> str:
     except FileNotFoundError:
         return "not there yet"
     notes = [line[2:] for line in lines if line.startswith("# ")]
-    return f"{'; '.join(notes)}; {len(lines) - len(notes)} packages"
+    return f"{'; '.join(notes)}; {format_count(len(lines) - len(notes), 'package')}"
 
 
 def compare(args: argparse.Namespace) -> int:

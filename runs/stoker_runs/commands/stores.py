@@ -12,6 +12,7 @@ from typing import Any
 from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.errors import InvalidSettings
 from stoker.models.remote_files import shown_address
+from stoker.system.wording import format_count
 from stoker_base.trees import files_below
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
@@ -149,7 +150,7 @@ def _download(args: argparse.Namespace) -> int:
 
 def _summary(done: int, count: int, verb: str) -> str:
     there = f", {count - done} were there (--overwrite replaces them)" if done < count else ""
-    return f"{verb} {done} file{'s' * (done != 1)}{there}\n"
+    return f"{verb} {format_count(done, 'file')}{there}\n"
 
 
 def _set_default(args: argparse.Namespace) -> int:

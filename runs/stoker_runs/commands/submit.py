@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import size_text
 from stoker.errors import InvalidSettings
+from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
 
 if TYPE_CHECKING:
@@ -342,9 +343,11 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     sys.stdout.write(f"experiment   {planned.experiment}\n")
     sys.stdout.write(f"target       {planned.target.name} ({planned.target.type})\n")
     sys.stdout.write(f"command      {command}\n")
-    holds = f"{_count(definition.cores, 'core')}, {_count(definition.gpus or 0, 'GPU')}"
+    holds = f"{format_count(definition.cores, 'core')}, {format_count(definition.gpus or 0, 'GPU')}"
     if definition.processes > 1:
-        holds += f" on each of {_count(definition.nodes, 'node')}, {definition.processes} processes in all"
+        holds += (
+            f" on each of {format_count(definition.nodes, 'node')}, {definition.processes} processes in all"
+        )
     sys.stdout.write(f"holds        {holds}\n")
     for line in planned.notes:
         sys.stdout.write(f"             {line}\n")
@@ -374,11 +377,7 @@ def print_plan(request: Request, workspace: Workspace) -> None:
 
 
 def _files(count: int, size_bytes: int) -> str:
-    return f"{_count(count, 'file')}, {size_text(size_bytes)}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{format_count(count, 'file')}, {size_text(size_bytes)}"
 
 
 _OF_CONTAINERS: Final = ("image", "dockerfile", "shm_size", "arguments")

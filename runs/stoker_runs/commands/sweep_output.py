@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import print_json, table
+from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import found_store, note, stream
 from stoker_runs.errors import UnknownRun
 
@@ -212,5 +213,5 @@ def draw(args: argparse.Namespace) -> bool:
 
     terms, trials = trials_with_definition(folder, store)
     draw_sweep(terms, trials, args.output)
-    sys.stdout.write(f"{args.output}: {len(trials)} runs by {terms.metric}\n")
+    sys.stdout.write(f"{args.output}: {format_count(len(trials), 'run')} by {terms.metric}\n")
     return True

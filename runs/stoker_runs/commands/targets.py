@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.commands.terminal import sentence, table
 from stoker.errors import InvalidSettings
+from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note
 
 if TYPE_CHECKING:
@@ -266,10 +267,14 @@ def _prune(args: argparse.Namespace) -> int:
             f"{workspace.environments_dir}, and services may use them too"
         )
     found = engine.prune(unused_s, remove=not args.dry_run)
-    rows = [(name, f"{age_s / _DAY_S:.0f} days", f"{size / 1e6:.1f} MB") for name, age_s, size in found]
+    rows = [
+        (name, format_count(round(age_s / _DAY_S), "day"), f"{size / 1e6:.1f} MB")
+        for name, age_s, size in found
+    ]
     sys.stdout.write(table([("ENVIRONMENT", "UNUSED", "SIZE"), *rows]))
     freed = sum(size for _, _, size in found) / 1e6
-    note(f"{len(found)} environments, {freed:.1f} MB{' would be removed' if args.dry_run else ' removed'}")
+    removed = "would be removed" if args.dry_run else "removed"
+    note(f"{format_count(len(found), 'environment')}, {freed:.1f} MB {removed}")
     return 0
 
 
@@ -360,9 +365,13 @@ def _show(args: argparse.Namespace) -> int:
     if slots is not None:
         holders, waiting = slots.overview()
         facts += [
-            ("held", f"{one.run}: {one.cores} cores, GPUs {', '.join(one.gpus) or 'none'}") for one in holders
+            ("held", f"{one.run}: {format_count(one.cores, 'core')}, GPUs {', '.join(one.gpus) or 'none'}")
+            for one in holders
         ]
-        facts += [("waits", f"{one.run}: {one.cores} cores, {len(one.gpus)} GPUs") for one in waiting]
+        facts += [
+            ("waits", f"{one.run}: {format_count(one.cores, 'core')}, {format_count(len(one.gpus), 'GPU')}")
+            for one in waiting
+        ]
     sys.stdout.write(table(facts))
     return 0
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.system.wording import format_count
 from stoker_runs.commands import submit
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 from stoker_runs.commands.sweep_output import follow_sweep
@@ -135,7 +136,8 @@ def _print_terms(sweep: SweepDefinition) -> None:
 
     seed = "" if sweep.sampler.kind == GRID else f", seed {sweep.sampler.seed}"
     sys.stdout.write(
-        f"sweep        {sweep.total} runs, at most {sweep.at_once} at once, {sweep.sampler.kind} sampling{seed}\n"
+        f"sweep        {format_count(sweep.total, 'run')}, at most {sweep.at_once} at once, "
+        f"{sweep.sampler.kind} sampling{seed}\n"
     )
     sys.stdout.write(f"             {sweep.goal.value} {sweep.metric}; {policy_text(sweep.policy)}\n")
     for name, one in sweep.sampler.space.items():

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker.system.wording import format_count
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
@@ -85,8 +86,8 @@ def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
     ):
         if wanted > there:
             raise SubmissionRefused(
-                f"{_counted(wanted, resource)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
-                "ask for fewer, or name another target"
+                f"{format_count(wanted, resource)} asked for, and this target has {there}; ask for fewer, or name "
+                "another target"
             )
 
 
@@ -112,10 +113,10 @@ def choose(
     if ask.gpus and spare_gpus < ask.gpus:
         of_gpus = [held for held in holders if held.gpus]
         return Unavailable(
-            _waiting_for(_counted(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
+            _waiting_for(format_count(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
         )
     if spare_cores < ask.cores:
-        return Unavailable(_waiting_for(_counted(ask.cores, capacity.unit), holders, earlier))
+        return Unavailable(_waiting_for(format_count(ask.cores, capacity.unit), holders, earlier))
     return free[: ask.gpus]
 
 
@@ -126,10 +127,6 @@ def _waiting_for(resource: str, holders: Sequence[Allocation], earlier: Sequence
         others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
         return f"waits for {resource}: held by {oldest.run}{others} since {since}"
     return f"waits for {resource}: {earlier[0].run} came earlier"
-
-
-def _counted(number: int, resource: str) -> str:
-    return f"{number} {resource}{'s' * (number != 1)}"
 
 
 class Slots:

@@ -18,6 +18,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
+from stoker.system.wording import format_count
 from stoker_base.trees import remove_tree
 from stoker_runs.errors import UnknownRun
 from stoker_runs.records.children import ChildFolder, descendants_of
@@ -190,7 +191,7 @@ class RunStore:
         found = (folder for folder in self.folders() if not is_part(folder.id))
         runs = sorted(found, key=lambda folder: _second_of(folder.id), reverse=True)
         if len(runs) < back:
-            raise UnknownRun(f"there are {len(runs)} runs; {reference} is none of them")
+            raise UnknownRun(f"the workspace has {format_count(len(runs), 'run')}, so {reference} names none")
         second = _second_of(runs[back - 1].id)
         equals = [folder for folder in runs if _second_of(folder.id) == second]
         before = sum(_second_of(folder.id) > second for folder in runs)

@@ -20,6 +20,7 @@ from stoker.environments.specification import Specification, named_packages
 from stoker.environments.trial import import_failed, import_script
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import replace_file
+from stoker.system.wording import format_count
 from stoker_base.package_modules import importable_modules
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import PythonChoice
@@ -159,7 +160,7 @@ class ContainerEnvironment:
     ) -> Mapping[str, str]:
         say(
             f"building an environment for {specification.path.name} in a container of {self._image.name}, "
-            f"{len(specification.lines)} requirements"
+            f"{format_count(len(specification.lines), 'requirement')}"
         )
         uv = _uv_binary()
         plans = [*self._plans(specification, as_of, place, uv)]

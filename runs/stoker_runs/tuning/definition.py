@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import did_you_mean
+from stoker.system.wording import format_count
 from stoker_runs.records.serialization import Record
 from stoker_runs.tuning.policies import Goal, NoTermination, Policy, read_goal
 
@@ -155,7 +156,7 @@ def _choice(values: Sequence[Any]) -> Expression:
 def _of_numbers(kind: str, arguments: Sequence[Any]) -> Expression:
     count = 1 if kind == "randint" else _DRAWS[kind][0]
     if len(arguments) != count:
-        raise InvalidSettings(f"{kind} takes {count} number{'s' * (count != 1)}, and has {len(arguments)}")
+        raise InvalidSettings(f"{kind} takes {format_count(count, 'number')}, and has {len(arguments)}")
     for value in arguments:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stoker.system.wording import format_count
 from stoker_runs.records.states import FailureCode, RunFailure, Status
 from stoker_runs.tuning.definition import SweepDefinition
 from stoker_runs.tuning.policies import Curve, best_of, due_interval, termination_reason
@@ -124,9 +125,9 @@ def ending_of(terms: SweepDefinition, children: Mapping[int, Child], ending: str
         )
     reasons = [ending] if ending else []
     if ending and len(children) < terms.total:
-        reasons.append(f"{len(children)} of {terms.total} runs had begun")
+        reasons.append(f"{len(children)} of {format_count(terms.total, 'run')} had begun")
     if failed:
-        reasons.append(f"{len(failed)} of {len(children)} runs failed")
+        reasons.append(f"{len(failed)} of {format_count(len(children), 'run')} failed")
     if children and all(best_of(child.curve.values, terms.goal) is None for child in children.values()):
         reasons.append(_never_logged(terms.metric, children))
     return Ending(reason="; ".join(reasons))

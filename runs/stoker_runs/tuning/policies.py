@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from stoker.errors import InvalidSettings
+from stoker.system.wording import format_count
 from stoker_runs.records.serialization import Record
 
 
@@ -265,7 +266,7 @@ def termination_reason(policy: Policy, goal: Goal, run: Curve, others: Sequence[
     if policy.keeps(run, compared, interval, goal.sign):
         return ""
     best = best_of(run.values[:interval], goal)
-    values = f"{interval} value{'s' * (interval != 1)}"
+    values = format_count(interval, "value")
     return f"{policy_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {values}"
 
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
+from stoker.system.wording import format_count
 from stoker_runs.errors import UnknownRun
 from stoker_runs.launch.runner_process import acquire_runner_lock
 from stoker_runs.launch.runners import Clock, adopt, fork_runner, read_arguments
@@ -218,7 +219,7 @@ class Sweep:
     def _heading(self) -> str:
         terms = self._terms
         how = f"at most {terms.at_once} at once, by {terms.sampler.kind} sampling"
-        return f"{terms.total} runs, {how}: {terms.goal.value} {terms.metric}"
+        return f"{format_count(terms.total, 'run')}, {how}: {terms.goal.value} {terms.metric}"
 
     def _log_end(self, number: int, child: Child, children: dict[int, Child]) -> None:
         reader, terms = self._readers[number], self._terms

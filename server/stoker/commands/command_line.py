@@ -37,11 +37,12 @@ _SHORTAGES: Final = {
 """Advice on shortages of the machine, by errno."""
 
 
-def run(arguments: Sequence[str] | None, on_start: Callable[[], None]) -> int:
+def run(arguments: Sequence[str] | None, on_start: Callable[[], None], begun_s: float) -> int:
     """Run the command line; returns the exit code.
 
     Args:
         arguments: The arguments after `stoker`; None for those of the process.
+        begun_s: When the process began, by `time.monotonic`; commands get it as `args.begun_s`.
     """
     open_standard_streams()
     # Before any command imports NumPy.
@@ -54,6 +55,7 @@ def run(arguments: Sequence[str] | None, on_start: Callable[[], None]) -> int:
         with flushed_output():
             args = _parse(arguments)
             name, workspace = f"stoker {args.command}", getattr(args, "workspace", None)
+            args.begun_s = begun_s
             on_start()
             code = int(args.run(args))
     except StokerError as error:
@@ -226,7 +228,7 @@ def _parser_for(arguments: Sequence[str]) -> _Parser:
         return parser
     extra = next((extra for extra, names in EXTRAS.items() if name in names), None)
     if extra is not None:
-        parser.error(f"the command '{first}' needs packages that are not installed; {how_to_install(extra)}")
+        parser.error(f"the command '{first}' is not installed; {how_to_install(extra)}")
     installed = command_names()
     for known in installed:
         commands.add_parser(known, aliases=_aliases(known))

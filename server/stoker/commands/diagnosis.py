@@ -28,14 +28,14 @@ from stoker import __version__
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
+from stoker.gpu.child_probes import probe_in_child
 from stoker.gpu.facts import Driver
 from stoker.gpu.selection import choose_device
+from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.remote_files import fetch_models
 from stoker.models.repository import Repository
-from stoker.scripts.environment import script_folders
 from stoker.scripts.imports import (
     PROVIDED_BY_AZURE,
     PROVIDED_FOR_TORCHSERVE,
@@ -44,6 +44,7 @@ from stoker.scripts.imports import (
     find_missing,
     read_imports,
 )
+from stoker.scripts.script_process import script_folders
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.body_memory import body_memory
@@ -60,6 +61,7 @@ from stoker.system.extras import (
     requirements,
 )
 from stoker.system.resources import main_memory
+from stoker.system.wording import format_count
 from stoker.wire.nested_lists import native_rows_note
 
 Outcome = Literal["ok", "note", "wrong"]
@@ -470,10 +472,10 @@ def _imports(model: Deployment, interpreter: Path) -> Check:
         ),
     )
     if needed:
-        text = f"{len(imports)} packages, {len(needed)} missing: the script fails to load"
+        text = f"{format_count(len(imports), 'package')}, {len(needed)} missing: the script fails to load"
         return Check(name, "wrong", text, items)
     lacking = f", but for {len(items)} that it can do without" if items else ""
-    text = f"{len(imports)} packages, all there{lacking}"
+    text = f"{format_count(len(imports), 'package')}, all there{lacking}"
     return Check(name, "note" if items else "ok", text, items)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.commands import serve
 from stoker.commands.terminal import add_json_argument, note, print_json, shorten_help
 from stoker.system.logs import escaped
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,4 +59,7 @@ def _lines(checks: Sequence[Check]) -> list[str]:
         lines.append(f"{check.outcome:<5}  {check.name:<{width}}  {first}")
         lines += [f"{'':<5}  {'':<{width}}  {line}" for line in others]
     wrong = sum(check.outcome == "wrong" for check in checks)
-    return [*lines, f"{wrong} of {len(checks)} checks found something wrong" if wrong else "all is well"]
+    return [
+        *lines,
+        f"{wrong} of {format_count(len(checks), 'check')} found something wrong" if wrong else "all is well",
+    ]

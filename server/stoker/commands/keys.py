@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from stoker.commands.terminal import (
-    add_json_argument,
-    add_workspace_argument,
-    print_json,
-)
+from stoker.commands.caller_keys import add_caller_actions
+from stoker.commands.terminal import add_json_argument, add_workspace_argument, print_json
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from stoker.keys.keyring import AdminKey, Keyring
     from stoker.settings.workspace import Workspace
-from stoker.commands.caller_keys import add_caller_actions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +145,8 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
             raise InvalidSettings(f"service {args.name} has no {kind}{' in' if services else ':'} {where}")
         return keyring
     if len(services) != 1:
-        problem = f"several services {have}; choose one by --name" if services else f"there are no {kind}"
+        choice = f"; choose one, for instance by --name {shlex.quote(services[0])}" if services else ""
+        problem = f"several services {have}{choice}" if services else f"there are no {kind}"
         raise InvalidSettings(f"{problem}: {_where(workspace, services, signing)}")
     return Keyring(workspace.keys_dir, services[0])
 

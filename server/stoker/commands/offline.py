@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
 from stoker.settings.names import read_address
 from stoker.settings.workspace import Workspace
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from stoker.offline.files import ShardResult
@@ -87,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
         output, sent = _open_output(args.output, workspace, fetched)
         done = _score(args, shard, inputs, digests, output, sent)
     shown = str(output) if sent is None else sent.shown
-    before = f", {done.before} were done before" if done.before else ""
-    files = "1 file" if done.files == 1 else f"{done.files} files"
-    sys.stdout.write(f"{files} with {done.rows} rows in {shown}{before}\n")
+    before = f", {done.before} done before" if done.before else ""
+    files, rows = format_count(done.files, "file"), format_count(done.rows, "row")
+    sys.stdout.write(f"{files} with {rows} in {shown}{before}\n")
     return 0
 
 

@@ -22,12 +22,15 @@ from stoker.commands.terminal import (
 from stoker.errors import InvalidSettings
 from stoker.system.extensions import require_extension
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from stoker.profiling.profile import Confirmation, LoadTest, Measured, RequestCost
-    from stoker.profiling.search import Candidate, Estimate, SearchResult
+    from stoker.profiling.candidates import Candidate
+    from stoker.profiling.load_tests import Confirmation, LoadTest, RequestCost
+    from stoker.profiling.profile import Measured
+    from stoker.profiling.search import Estimate, SearchResult
 
 
 _CONFIRMED: Final = 2
@@ -107,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, search, confirm, and print the expected figures."""
-    from stoker.profiling.profile import check_output, deployment_of, find_settings, write_deployment
+    from stoker.profiling.deployment_files import check_output, make_deployment, write_deployment
+    from stoker.profiling.profile import find_settings
     from stoker.profiling.search import Load
 
     exit_at_sigterm()
@@ -134,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         if args.confirm:
             confirmed = trials.confirm(found, until_s)
     chosen = _best(found, confirmed)
-    deployment = deployment_of(args.model, args.config, args.device, args.target_ms, chosen.candidate)
+    deployment = make_deployment(args.model, args.config, args.device, args.target_ms, chosen.candidate)
     report = _report(args, measured, cost, found, confirmed, chosen)
     report |= {"deployment": deployment, "output": args.output and str(args.output), "notes": notes}
     lines = list(_lines(report))
@@ -191,10 +195,10 @@ class _Trials:
 
     def measure_cost(self) -> RequestCost:
         """Measure the cost of a request beside its batch, on a server with the default settings."""
-        from stoker.profiling.profile import space_of
+        from stoker.profiling.profile import make_space
 
         with _bar("measuring a request", ""):
-            content, question, *places = self._trial(space_of(self._measured).default, 0.0)
+            content, question, *places = self._trial(make_space(self._measured).default, 0.0)
             # With many callers in a closed loop, the target would refuse requests, which cost less.
             content["models"][0]["target_ms"] = _NO_TARGET_MS
             cost: RequestCost = self._bench.measure_cost(content, question, *places)
@@ -222,12 +226,13 @@ class _Trials:
 
     def _trial(self, candidate: Candidate, rows_per_s: float) -> tuple[dict[str, Any], LoadTest, Path, Path]:
         """The deployment of a server, its load, its folder and its workspace."""
-        from stoker.profiling.profile import LoadTest, deployment_of, only_model
+        from stoker.profiling.deployment_files import make_deployment, select_model
+        from stoker.profiling.load_tests import LoadTest
         from stoker.settings.workspace import Workspace
 
         args, request = self._args, self._measured.facts["request"]
-        content = deployment_of(args.model, args.config, args.device, args.target_ms, candidate)
-        alone = only_model(content, args.model, args.config)
+        content = make_deployment(args.model, args.config, args.device, args.target_ms, candidate)
+        alone = select_model(content, args.model, args.config)
         body = self._measured.body
         question = LoadTest(request["path"], request["headers"], body, args.rows, args.target_ms, rows_per_s)
         registered = "registered" in alone["models"][0]
@@ -328,9 +333,9 @@ _HEADINGS: Final = (
 
 
 def _cost(cost: dict[str, Any]) -> str:
-    several = "1 frontend" if cost["frontends"] == 1 else f"{cost['frontends']} frontends"
+    frontends = format_count(cost["frontends"], "frontend")
     return (
-        f"a request takes {cost['frontend_us']:.0f} µs of a frontend, so {several} can answer about "
+        f"a request takes {cost['frontend_us']:.0f} µs of a frontend, so {frontends} can answer about "
         f"{cost['most_requests_per_s']:,} requests/s; a lone caller waits {cost['lone_ms']:.2g} ms"
     )
 

@@ -9,6 +9,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ SERVER: Final = "http://127.0.0.1:8080"
 """The default address of `stoker serve`."""
 PORT_VARIABLE: Final = "STOKER_PORT"
 """The variable with the port of `stoker serve`, which commands of the same shell read too."""
+_PATIENCE_S: Final = 5.0
+"""How long a server that starts or hangs is waited for."""
 _CERTIFICATE_VARIABLE: Final = "STOKER_TLS_CERT"
 """The variable with the certificate of `stoker serve`; if it is set, commands of the same shell use TLS."""
 
@@ -41,10 +44,55 @@ def server_here() -> str:
     return f"{scheme}://127.0.0.1:{int(port)}"
 
 
+def find_server(workspace: Path | None, name: str | None = None) -> ServerRecord | None:
+    """Return the only server of a workspace that runs here, or the only one that has a model of this name.
+
+    Returns:
+        None if there is none, or if the one at the default address or of a variable is meant.
+
+    Raises:
+        InvalidSettings: There are several, and none has the default address.
+    """
+    from stoker.settings.workspace import Workspace
+    from stoker.supervisor.server_record import running_servers
+
+    if server_here() != SERVER:
+        return None
+    # A reloaded server drains for some seconds beside its successor, which has the same address and comes later.
+    found = [*{record.uri: record for record in running_servers(Workspace.find(workspace))}.values()]
+    if len(found) > 1 and name is not None:
+        found = [record for record in found if name in find_model_names(record, workspace)]
+    if len(found) > 1 and SERVER not in [record.uri for record in found]:
+        raise InvalidSettings(f"{_list_servers(found)}; name one by --uri")
+    return found[0] if len(found) == 1 else None
+
+
+def _list_servers(records: Sequence[ServerRecord]) -> str:
+    listed = ", ".join(f"{record.pid} ({record.uri})" for record in records)
+    return f"{len(records)} servers run here: {listed}"
+
+
+def find_model_names(record: ServerRecord, workspace: Path | None) -> list[str]:
+    """Return the names of a server's models; none if it does not answer."""
+    try:
+        index = json.loads(ask_server(record, workspace, "/v2/repository/index", "POST"))
+    except OperatorError:
+        return []
+    return list(dict.fromkeys(str(model["name"]) for model in index))
+
+
+def ask_server(record: ServerRecord, workspace: Path | None, path: str, method: str = "GET") -> bytes:
+    """Ask a server that runs here, as `ask_admin` does, with the admin key of its workspace."""
+    server = argparse.Namespace(uri=record.uri, key=None, cacert=record.ca_path, workspace=workspace)
+    return ask_admin(server, path, method=method, timeout_s=_PATIENCE_S)
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare where the server is, and the admin key."""
     parser.add_argument(
-        "--uri", help=f"where the server listens (default: {SERVER}, or the port of ${PORT_VARIABLE})"
+        "--uri",
+        help=f"where the server listens (default: the port of ${PORT_VARIABLE}, else the only server of the "
+        f"workspace that runs here, else {SERVER})",
     )
     parser.add_argument(
         "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
@@ -84,9 +132,9 @@ def add_choice_of_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "server",
         nargs="?",
-        type=int,
-        metavar="PID|PORT",
-        help="the server, by its process id or port (default: the only one that runs here)",
+        metavar="PID|PORT|NAME",
+        help="the server, by its process id, its port, or the name of a model that it serves (default: the only one "
+        "that runs here)",
     )
     add_workspace_argument(parser)
 
@@ -108,12 +156,19 @@ def chosen_servers(args: argparse.Namespace) -> list[ServerRecord]:
             "another workspace"
         )
     if args.server is not None:
-        found = [record for record in found if args.server in (record.pid, urlsplit(record.uri).port)]
-        if not found:
+        named = [record for record in found if _is_meant(record, args)]
+        if not named:
             raise InvalidSettings(
-                f"no server here has the process id or port {args.server}; see 'stoker status'"
+                f"no server here has the process id, the port or a model {args.server}; see 'stoker status'"
             )
+        return named
     return found
+
+
+def _is_meant(record: ServerRecord, args: argparse.Namespace) -> bool:
+    if args.server in (str(record.pid), str(urlsplit(record.uri).port)):
+        return True
+    return not args.server.isdecimal() and args.server in find_model_names(record, args.workspace)
 
 
 def chosen_server(args: argparse.Namespace) -> ServerRecord:
@@ -126,8 +181,7 @@ def chosen_server(args: argparse.Namespace) -> ServerRecord:
     # A reloaded server drains for some seconds beside its successor, which has the same address and comes later.
     found = list({record.uri: record for record in chosen_servers(args)}.values())
     if len(found) > 1:
-        shown = ", ".join(f"{record.pid} ({record.uri})" for record in found)
-        raise InvalidSettings(f"{len(found)} servers run here: {shown}; name one by its process id or port")
+        raise InvalidSettings(f"{_list_servers(found)}; name one by its process id, its port or a model")
     return found[0]
 
 
@@ -141,7 +195,9 @@ def ask_admin(
         method: `POST`, or `GET` for a request that changes nothing.
         timeout_s: How long to wait for an answer; None waits for ever, because loading takes as long as it takes.
     """
-    server = args.uri or server_here()
+    record = None if args.uri else find_server(args.workspace)
+    server = args.uri or (server_here() if record is None else record.uri)
+    authorities = args.cacert or (None if record is None else record.ca_path)
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or parts.path.rstrip("/").endswith("/score"):
         raise InvalidSettings(f"{server} is no address of a server; it has to be like {SERVER}")
@@ -151,7 +207,7 @@ def ask_admin(
     request = urllib.request.Request(server.rstrip("/") + path, content, headers, method=method)  # noqa: S310  # checked
     # A proxy does not reach this machine's loopback, and is not to see the key of its workspace.
     proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
-    handlers = [proxies, *_trust(args.cacert)]
+    handlers = [proxies, *_trust(authorities)]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
             return bytes(answer.read())

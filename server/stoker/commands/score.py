@@ -18,10 +18,12 @@ from stoker.commands.running_server import (
     SERVER,
     add_ca_argument,
     connection_advice,
+    find_model_names,
+    find_server,
     on_loopback,
     server_here,
 )
-from stoker.commands.score_bodies import send_files
+from stoker.commands.score_bodies import is_image, send_files
 from stoker.commands.score_script import add_script_arguments, run_script
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stoker.supervisor.server_record import ServerRecord
     from stoker_client import Answer, Client
 
 KEY_VARIABLES = ("STOKER_KEY", "STOKER_PRIMARY_KEY")
@@ -82,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "it is there; for scripts that yield",
     )
     parser.add_argument(
-        "--uri", help=f"the scoring URI (default: {SERVER}/score, or the port of ${PORT_VARIABLE})"
+        "--uri",
+        help=f"the scoring URI (default: that of the port of ${PORT_VARIABLE}, else of the only server of the "
+        f"workspace that runs here, else {SERVER}/score)",
     )
     parser.add_argument(
         "--name",
@@ -113,10 +118,13 @@ def _ask_server(args: argparse.Namespace) -> int:
 
     if args.stream and args.data is None:
         raise InvalidSettings("--stream goes with --data FILE: other answers come at once")
-    uri = args.uri or _default_uri(args.name)
-    key, origin = _find_key(args, uri)
+    record = None if args.uri else find_server(args.workspace, args.name)
+    name = args.name or (None if record is None else _only_model(record, args.workspace))
+    uri = args.uri or _default_uri(server_here() if record is None else record.uri, args.name)
+    authorities = args.cacert or (None if record is None else record.ca_path)
+    key, origin = _find_key(args, name, uri)
     try:
-        client = Client(uri, key, retries=RETRIES, ca_file=args.cacert)
+        client = Client(uri, key, retries=RETRIES, ca_file=authorities)
     except ValueError as error:
         raise InvalidSettings(str(error)) from error
     except OSError as error:
@@ -124,8 +132,8 @@ def _ask_server(args: argparse.Namespace) -> int:
     with client:
         try:
             if args.data is None:
-                files = _check_files(args.image or [args.file])
-                answer = send_files(files, uri, key, args.cacert)
+                files = _check_files(args.image or [args.file], are_images=bool(args.image))
+                answer = send_files(files, uri, key, authorities)
                 _print_answer(answer, len(files) if args.image else None)
             elif args.stream:
                 _print_pieces(client, args.data)
@@ -147,22 +155,30 @@ def _ask_server(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_files(files: Sequence[Path]) -> Sequence[Path]:
+def _check_files(files: Sequence[Path], *, are_images: bool) -> Sequence[Path]:
     for file in files:
         if not file.is_file():
             raise InvalidSettings(f"there is no file {file}")
+        if are_images and not is_image(file):
+            raise InvalidSettings(f"{file} is no image: --data sends rows, --file any other body")
     return files
 
 
-def _default_uri(name: str | None) -> str:
+def _default_uri(server: str, name: str | None) -> str:
     from stoker.settings.names import checked_service
 
     if name is None:
-        return f"{server_here()}/score"
-    return f"{server_here()}/api/v1/service/{quote(checked_service(name, 'service'))}/score"
+        return f"{server}/score"
+    return f"{server}/api/v1/service/{quote(checked_service(name, 'service'))}/score"
 
 
-def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
+def _only_model(record: ServerRecord, workspace: Path | None) -> str | None:
+    """The model that `/score` means, whose keys are wanted; None if the server has several."""
+    names = find_model_names(record, workspace)
+    return names[0] if len(names) == 1 else None
+
+
+def _find_key(args: argparse.Namespace, name: str | None, uri: str) -> tuple[str | None, str]:
     """The key to send and where it came from, in words; no key and no words where there is none."""
     from stoker.settings.workspace import Workspace
 
@@ -172,7 +188,7 @@ def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
         if os.environ.get(variable):
             return os.environ[variable], f"${variable}"
     keys_dir = Workspace.find(args.workspace).keys_dir
-    key = key_from_workspace(keys_dir, args.name, uri)
+    key = key_from_workspace(keys_dir, name, uri)
     return key, f"{keys_dir}" if key else ""
 
 

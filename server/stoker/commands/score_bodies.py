@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.commands.running_server import on_loopback
+from stoker.wire.image_files import begins_like_an_image
 
 _MEDIA_TYPES: Final = {".npy": "application/x-npy", ".webp": "image/webp"}
 _UNKNOWN_TYPE: Final = "application/octet-stream"
 _TIMEOUT_S: Final = 60.0
+_FIRST_BYTES: Final = 16
 
 
 def send_files(files: Sequence[Path], uri: str, key: str | None, ca_file: Path | None) -> Any:
@@ -52,3 +54,11 @@ def send_files(files: Sequence[Path], uri: str, key: str | None, ca_file: Path |
 def media_type_of(file: Path) -> str:
     """Return the media type of a file, by its name."""
     return _MEDIA_TYPES.get(file.suffix.lower()) or mimetypes.guess_type(file.name)[0] or _UNKNOWN_TYPE
+
+
+def is_image(file: Path) -> bool:
+    """Whether a file is an image by its name, or by its first bytes."""
+    if media_type_of(file).startswith("image/"):
+        return True
+    with file.open("rb") as content:
+        return begins_like_an_image(content.read(_FIRST_BYTES))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.system.wording import format_count
 from stoker_base.trees import files_below
 
 if TYPE_CHECKING:
@@ -172,8 +173,8 @@ def _run(
     script.shut_down()
     if 0 <= threshold < tally.failed:
         sys.stderr.write(
-            f"stoker score: {tally.failed} of {tally.items} {unit}s have failed, and --error-threshold is "
-            f"{threshold}: it ended with {tally.lines} results\n"
+            f"stoker score: {tally.failed} of {format_count(tally.items, unit)} have failed, and --error-threshold "
+            f"is {threshold}: it ended with {format_count(tally.lines, 'result')}\n"
         )
         return 1
     if tally.failed:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker import __version__
 from stoker.commands.terminal import add_workspace_argument, shorten_help
 from stoker.settings.image_input import image_argument
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.system.extensions import find_extension, require_extension
+from stoker.system.operator_lines import print_lines
 
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
@@ -170,10 +172,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
     from stoker.settings.workspace import Workspace
     from stoker.supervisor.handover import taking_over
-    from stoker.supervisor.serving import serve
 
     with taking_over(os.environ) as predecessor:
-        return serve(serve_settings(args), Workspace.find(args.workspace), predecessor)
+        settings, workspace = serve_settings(args), Workspace.find(args.workspace)
+        # Before the import that takes longest.
+        print_lines(f"Stoker {__version__} starts.")
+        from stoker.supervisor.serving import serve
+
+        return serve(settings, workspace, args.begun_s, predecessor)
 
 
 def serve_settings(args: argparse.Namespace) -> ServerSettings:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.running_server import add_choice_of_servers, ask_admin, chosen_servers
+from stoker.commands.running_server import add_choice_of_servers, ask_server, chosen_servers
 from stoker.commands.terminal import add_json_argument, note, print_json, table
 from stoker.errors import OperatorError
 from stoker.settings.versions import ON_DEMAND
@@ -20,8 +20,6 @@ from stoker.settings.versions import ON_DEMAND
 if TYPE_CHECKING:
     from stoker.supervisor.server_record import ServerRecord
 
-_PATIENCE_S: Final = 5.0
-"""How long a server that starts or hangs is waited for."""
 _WINDOW_S: Final = 1.0
 _READY: Final = "READY"
 
@@ -117,7 +115,7 @@ def observe_servers(
         each.ready = _is_ready(each.record, workspace)
         try:
             each.requests = _count_requests(each.record, workspace)
-            each.models = json.loads(_ask(each.record, workspace, "/v2/repository/index", "POST"))
+            each.models = json.loads(ask_server(each.record, workspace, "/v2/repository/index", "POST"))
         except OperatorError as error:
             each.trouble = str(error).splitlines()[0]
     begun_s = now_s()
@@ -136,22 +134,16 @@ def observe_servers(
 
 
 def _count_requests(record: ServerRecord, workspace: Path | None) -> int:
-    models = json.loads(_ask(record, workspace, "/v2/models/stats"))["model_stats"]
+    models = json.loads(ask_server(record, workspace, "/v2/models/stats"))["model_stats"]
     return sum(model["inference_stats"][end]["count"] for model in models for end in ("success", "fail"))
 
 
 def _is_ready(record: ServerRecord, workspace: Path | None) -> bool:
     try:
-        _ask(record, workspace, "/v2/health/ready")
+        ask_server(record, workspace, "/v2/health/ready")
     except OperatorError:
         return False
     return True
-
-
-def _ask(record: ServerRecord, workspace: Path | None, path: str, method: str = "GET") -> bytes:
-    ca_file = None if record.ca_file is None else Path(record.ca_file)
-    server = argparse.Namespace(uri=record.uri, key=None, cacert=ca_file, workspace=workspace)
-    return ask_admin(server, path, method=method, timeout_s=_PATIENCE_S)
 
 
 def _models_text(models: Sequence[dict[str, Any]]) -> str:

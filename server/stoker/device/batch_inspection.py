@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.device.lanes import Batch
-from stoker.isolation.audit import BatchMonitor
+from stoker.device.batch import Batch
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.tensors import Signature, TensorSpec, all_finite, finite_rows
 
 _LARGE_ROW_BYTES: Final = 16_384

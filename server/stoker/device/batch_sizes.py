@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -23,11 +22,23 @@ from typing import Final
 import numpy as np
 
 from stoker.deployment import Deployment, Device
-from stoker.device.batching import BatchPolicy
 from stoker.errors import LoadFailed
-from stoker.metrics.counters import ModelMetrics
 
 logger = logging.getLogger(__name__)
+
+_WINDOW: Final = 64
+"""The quantile is of this many last times."""
+_ENOUGH: Final = 8
+"""From this many times on the line is used: as many batches as a warm-up without buckets runs."""
+_FORGETTING: Final = 0.98 ** np.arange(_WINDOW)[::-1]
+_KEPT_WEIGHT: Final = 0.03
+"""Weight of a power of two's mean in the fit, against 1 for each recent time: keeps sizes that no longer occur."""
+_HICCUP: Final = 3.0
+"""A time above this multiple of the line counts for the quantile, but does not move the line."""
+_MOST_BESIDE: Final = 2
+_DOUBT: Final = 0.9
+_EVEN: Final = 0.95
+"""A batch that makes groups even has to have at least this share of the throughput of the larger one."""
 
 
 @dataclass(slots=True)
@@ -98,78 +109,6 @@ def with_batch_sizes(deployment: Deployment, device: Device) -> Deployment:
             most,
         )
     return dataclasses.replace(deployment, max_batch_rows=buckets[-1])
-
-
-class BatchCap:
-    """The most rows in a batch of one model in one device process; it is only ever lowered.
-
-    It is not raised again: a size that failed once may fail again, each attempt delays waiting requests, and a
-    restarted process begins with `max_batch_rows` anyway.
-
-    Attributes:
-        rows: Most rows in a batch now.
-        separate: Whether each row runs alone because rows may affect each other.
-        sizes: The allowed sizes of batches.
-        policy: The settings of batching, with `rows` as `max_batch_rows`.
-    """
-
-    def __init__(self, policy: BatchPolicy, sizes: BatchSizes, metrics: ModelMetrics) -> None:
-        self.rows = policy.max_batch_rows
-        self.policy = policy
-        self.separate = False
-        self.sizes = sizes
-        self._metrics = metrics
-        self._lock = threading.Lock()
-        metrics.set_batch_cap_rows(self.rows)
-
-    def halve(self, seen_rows: int) -> None:
-        """Halve the cap, to an allowed size, because a batch under the cap `seen_rows` did not fit into memory.
-
-        If several instances run out of memory at once, the cap is halved once.
-        """
-        with self._lock:
-            lower = self.sizes.smaller(self.rows)
-            if self.rows != seen_rows or lower is None:
-                return
-            self._lower(lower)
-        logger.warning(
-            "%s: the device has no memory for a batch: from now on batches have at most %d rows, not %d",
-            threading.current_thread().name,
-            lower,
-            seen_rows,
-        )
-
-    def stop_batching(self) -> bool:
-        """Run each row alone from now on; returns whether that is a change. May be called on any thread."""
-        with self._lock:
-            if self.separate:
-                return False
-            self.separate = True
-            self._lower(1)
-            return True
-
-    def change_buckets(self) -> None:
-        """Have batches planned with the sizes that are allowed now."""
-        with self._lock:
-            self.policy = dataclasses.replace(self.policy, buckets=self.sizes.buckets)
-
-    def _lower(self, rows: int) -> None:
-        self.rows = rows
-        self.policy = dataclasses.replace(self.policy, max_batch_rows=rows)
-        self._metrics.set_batch_cap_rows(rows)
-
-
-_WINDOW: Final = 64
-"""The quantile is of this many last times."""
-_ENOUGH: Final = 8
-"""From this many times on the line is used: as many batches as a warm-up without buckets runs."""
-_FORGETTING: Final = 0.98 ** np.arange(_WINDOW)[::-1]
-_KEPT_WEIGHT: Final = 0.03
-"""Weight of a power of two's mean in the fit, against 1 for each recent time: keeps sizes that no longer occur."""
-_HICCUP: Final = 3.0
-"""A time above this multiple of the line counts for the quantile, but does not move the line."""
-_MOST_BESIDE: Final = 2
-_DOUBT: Final = 0.9
 
 
 class ServiceTimes:
@@ -436,10 +375,6 @@ def _least_squares(rows: np.ndarray, ns: np.ndarray, weights: np.ndarray) -> tup
 def filled(rows: int, buckets: tuple[int, ...]) -> int:
     """The size at which a batch of `rows` runs: padded to its bucket, if there are buckets."""
     return buckets[bisect_left(buckets, rows)] if buckets else rows
-
-
-_EVEN: Final = 0.95
-"""A batch that makes groups even has to have at least this share of the throughput of the larger one."""
 
 
 def worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes, waiting: int = 0) -> int:

@@ -73,9 +73,9 @@ def choose_buckets(times_ns: Mapping[int, float], target_ms: float | None = None
     best = max(sizes, key=lambda size: size / times_ns[size])
     enough = best / times_ns[best] / (1 + _GROWTH)
     largest = next(size for size in sizes if size / times_ns[size] >= enough)
-    reason = f"{largest} rows do {_rate(largest, times_ns)} rows/s"
+    reason = f"batches of {largest} do {_rate(largest, times_ns)} rows/s"
     if best != largest:
-        reason += f", {best} rows {_rate(best, times_ns)}"
+        reason += f", of {best} {_rate(best, times_ns)}"
     if target_ms is not None and times_ns[largest] > target_ms * 1e6:
         reason += f", but take longer than target_ms {target_ms:g}"
         in_time = (size for size in sizes if size < largest and times_ns[size] <= target_ms * 1e6)

@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
+from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_sizes import BatchSizes, ServiceTimes
 from stoker.runtimes.base import SizedRuntime
 from stoker.system.resources import start_thread
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.runtimes.base import RowFailure, Runtime
 from stoker.samples.sample import first_rows
 from stoker.system.processes import ExitCode, end_process

@@ -7,7 +7,6 @@ anew, and the kernel releases its locks when it ends, however it ends.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from stoker.device.batching import Proposal
+from stoker.device.byte_lock import ByteLock
 
 MOST_TURNS: Final = 8
 """Most batches that run on a device at once."""
@@ -31,7 +31,7 @@ _BYTES: Final = -(-_DEVICES * _DEVICE_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZ
 # Words of a device's header, after its name.
 _NEEDED, _TURNS, _SEVERAL, _EDITION, _NEXT, _ENDS = 8, 9, 10, 11, 12, 12 + MOST_TURNS
 # Words of a slot: its owner, the model's facts, and its proposal.
-_OWNER, _THREADS, _ASKS, _SEQUENCE, _ROWS, _COST, _LATEST, _TIER, _USED, _RUNNING = range(10)
+_OWNER, _THREADS, _WANTS_TURNS, _SEQUENCE, _ROWS, _COST, _LATEST, _TIER, _USED, _RUNNING = range(10)
 
 # Offsets of the bytes that are locked, beyond the data.
 _REGISTER: Final = 1 << 40
@@ -39,56 +39,17 @@ _LIVES: Final = _REGISTER + 1
 _PER_DEVICE: Final = 1 << 20
 _FIRST_TURN: Final = 1 << 41
 
-_FLOCK: Final = "hhqqi0q"
-
-
-class ByteLock:
-    """A lock on one byte of the file at a time, with an open file description of its own.
-
-    Attributes:
-        fd: The descriptor of that.
-    """
-
-    def __init__(self, fd: int, place: int) -> None:
-        """Open the file that `fd` is anew."""
-        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        self._place = place
-
-    def close(self) -> None:
-        """Close the descriptor, which releases the lock."""
-        os.close(self.fd)
-
-    def lock(self, place: int | None = None, *, shared: bool = False) -> None:
-        """Wait for the lock: exclusive, or shared."""
-        self._lock(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, place)
-
-    def try_lock(self, place: int | None = None) -> bool:
-        """Take the lock if it is free; returns whether it was."""
-        try:
-            self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def unlock(self, place: int | None = None) -> None:
-        """Release the lock, whether it is held or not; on any thread."""
-        self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
-
-    def _lock(self, command: int, kind: int, place: int | None) -> None:
-        start = self._place if place is None else place
-        fcntl.fcntl(self.fd, command, struct.pack(_FLOCK, kind, os.SEEK_SET, start, 1, 0))
-
 
 class SlotFacts(NamedTuple):
     """A model in a process.
 
     Attributes:
         threads: How many batches of it may run at once.
-        asks: Whether it makes turns necessary.
+        wants_turns: Whether it makes turns necessary.
     """
 
     threads: int
-    asks: bool
+    wants_turns: bool
 
 
 class Slot:
@@ -149,7 +110,7 @@ class Slot:
     def take(self, owner: int, facts: SlotFacts) -> None:
         """Assign the slot to a process."""
         self._words[:] = memoryview(bytes(8 * _SLOT_WORDS)).cast("q")
-        self._words[_THREADS], self._words[_ASKS] = facts.threads, facts.asks
+        self._words[_THREADS], self._words[_WANTS_TURNS] = facts.threads, facts.wants_turns
         self._words[_OWNER] = owner
 
     def clear(self) -> None:
@@ -160,7 +121,7 @@ class Slot:
     @property
     def facts(self) -> SlotFacts:
         """The facts that its process has written."""
-        return SlotFacts(self._words[_THREADS], bool(self._words[_ASKS]))
+        return SlotFacts(self._words[_THREADS], bool(self._words[_WANTS_TURNS]))
 
 
 class DevicePage:
@@ -187,15 +148,15 @@ class DevicePage:
         self._lock = ByteLock(fd, _REGISTER)
         self._life = ByteLock(fd, _LIVES)
         with self._registering():
-            self._place, words = _part(memoryview(memory).cast("q"), device)
-            self.process = self._live()
+            self._place, words = _find_part(memoryview(memory).cast("q"), device)
+            self.process = self._take_process_number()
         self._head = words[:_HEAD_WORDS]
         self.needed = words[_NEEDED : _NEEDED + 1]
         self._slots = [
             Slot(words[_HEAD_WORDS + number * _SLOT_WORDS :][:_SLOT_WORDS], number)
             for number in range(_SLOTS)
         ]
-        self._entered: tuple[int, list[Slot]] = (-1, [])
+        self._used_slots: tuple[int, list[Slot]] = (-1, [])
 
     @property
     def turns(self) -> int:
@@ -214,19 +175,19 @@ class DevicePage:
             OSError: There are too many models.
         """
         with self._registering():
-            self._bury()
+            self._free_slots_of_dead()
             slot = next((slot for slot in self._slots if not slot.owner), None)
             if slot is None:
                 raise OSError(f"at most {_SLOTS} models can take turns on a device")
             slot.take(self.process, facts)
-            self._settle()
+            self._update_need()
         return slot
 
     def leave(self, slot: Slot) -> None:
         """Remove a model."""
         with self._registering():
             slot.clear()
-            self._settle()
+            self._update_need()
 
     def close(self) -> None:
         """Remove this process: all of its slots become free."""
@@ -237,21 +198,21 @@ class DevicePage:
         """Set how many batches may run at once."""
         with self._registering():
             self._head[_TURNS] = turns
-            self._settle()
+            self._update_need()
 
-    def entered(self) -> list[Slot]:
+    def used_slots(self) -> list[Slot]:
         """The slots in use."""
         edition = self._head[_EDITION]
-        if edition != self._entered[0]:
-            self._entered = edition, [slot for slot in self._slots if slot.owner]
-        return self._entered[1]
+        if edition != self._used_slots[0]:
+            self._used_slots = edition, [slot for slot in self._slots if slot.owner]
+        return self._used_slots[1]
 
-    def named(self, turn: int) -> int:
-        """The process that was named for the next turn and has not come yet; 0 for none."""
+    def next_process(self, turn: int) -> int:
+        """The process that gets the turn next and has not fetched it yet; 0 for none."""
         return self._head[_NEXT + turn]
 
-    def name(self, turn: int, process: int) -> None:
-        """Name a process; done by the holder of the turn."""
+    def set_next_process(self, turn: int, process: int) -> None:
+        """Name the process that gets the turn next; done by the holder of the turn."""
         self._head[_NEXT + turn] = process
 
     @property
@@ -263,11 +224,11 @@ class DevicePage:
         """Set when a turn is expected to be free; 0 if it is free."""
         self._head[_ENDS + turn] = ends_ns
 
-    def bury_the_dead(self) -> None:
+    def free_slots_of_dead(self) -> None:
         """Free the slots of processes that have ended."""
         with self._registering():
-            self._bury()
-            self._settle()
+            self._free_slots_of_dead()
+            self._update_need()
 
     def lock_on(self, place: int) -> ByteLock:
         """A new lock on a byte."""
@@ -278,7 +239,7 @@ class DevicePage:
         return _FIRST_TURN + self._place * _PER_DEVICE + turn
 
     def door_place(self, turn: int, process: int) -> int:
-        """The offset of the byte that a process keeps locked while it comes for a turn."""
+        """The offset of the byte that a process keeps locked while it fetches a turn."""
         return _FIRST_TURN + self._place * _PER_DEVICE + MOST_TURNS * (process + 1) + turn
 
     @contextmanager
@@ -289,13 +250,13 @@ class DevicePage:
         finally:
             self._lock.unlock()
 
-    def _live(self) -> int:
+    def _take_process_number(self) -> int:
         for process in range(1, _PROCESSES):
             if self._life.try_lock(_LIVES + process):
                 return process
         raise OSError(f"at most {_PROCESSES - 1} device processes can take turns")
 
-    def _bury(self) -> None:
+    def _free_slots_of_dead(self) -> None:
         for process in {slot.owner for slot in self._slots} - {0, self.process}:
             # Locks belong to one open file description, so taking and releasing one here does no harm.
             if self._life.try_lock(_LIVES + process):
@@ -304,17 +265,17 @@ class DevicePage:
                     if slot.owner == process:
                         slot.clear()
 
-    def _settle(self) -> None:
+    def _update_need(self) -> None:
         """Compute whether turns are needed, and for how many processes."""
         self._head[_EDITION] += 1
-        facts = [slot.facts for slot in self.entered()]
-        self._head[_SEVERAL] = len({slot.owner for slot in self.entered()}) > 1
+        facts = [slot.facts for slot in self.used_slots()]
+        self._head[_SEVERAL] = len({slot.owner for slot in self.used_slots()}) > 1
         self._head[_NEEDED] = (
-            any(one.asks for one in facts) and sum(one.threads for one in facts) > self.turns
+            any(one.wants_turns for one in facts) and sum(one.threads for one in facts) > self.turns
         )
 
 
-def _part(words: memoryview, device: str) -> tuple[int, memoryview]:
+def _find_part(words: memoryview, device: str) -> tuple[int, memoryview]:
     name = memoryview(device.encode()[: 8 * _NAME_WORDS].ljust(8 * _NAME_WORDS, b"\0")).cast("q").tolist()
     for place in range(_DEVICES):
         part = words[place * _DEVICE_WORDS :][:_DEVICE_WORDS]

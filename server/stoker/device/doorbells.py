@@ -7,7 +7,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.lanes import Lane
 from stoker.system.forks import CHILDREN
 

@@ -23,9 +23,13 @@ from stoker.runtimes.base import (
 )
 from stoker.samples.sample import first_rows
 from stoker.system.resources import require_memory
+from stoker.system.wording import format_count
 from stoker.tensors import check_batch
 
 logger = logging.getLogger(__name__)
+
+TIMED_RUNS: Final = 3
+_TIMES: Final = 2
 
 
 def is_pipelined(runtime: Runtime) -> TypeGuard[PipelinedRuntime]:
@@ -110,7 +114,9 @@ def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Calla
 def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.ndarray] | None) -> None:
     fixed = [spec for spec in (*runtime.signature.inputs, *runtime.signature.outputs) if not spec.variable]
     try:
-        require_memory(rows * sum(spec.row_bytes for spec in fixed), f"a batch of {rows} rows")
+        require_memory(
+            rows * sum(spec.row_bytes for spec in fixed), f"a batch of {format_count(rows, 'row')}"
+        )
     except MemoryError as error:
         raise OutOfMemory(str(error)) from error
     inputs = batch_inputs(runtime, rows, sample)
@@ -122,12 +128,9 @@ def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.n
     except OutOfMemory:
         raise
     except Exception as error:
-        what = "zeros" if sample is None else "its sample input"
-        raise LoadFailed(f"{name} fails on a batch of {rows} rows of {what}: {error}") from error
-
-
-_TIMES: Final = 2
-TIMED_RUNS: Final = 3
+        source = "zeros" if sample is None else "its sample input"
+        batch = format_count(rows, "row")
+        raise LoadFailed(f"{name} fails on a batch of {batch} of {source}: {error}") from error
 
 
 def first_times(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from stoker.arena import Arena
+from stoker.device.batch import Batch
 from stoker.device.compute_stream import ComputeStream
 from stoker.device.instance import Instance
-from stoker.device.lanes import Batch
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime
 
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from stoker.device.batch import Batch
+from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_inspection import BatchInspection, NotFinite
-from stoker.device.batch_sizes import BatchCap
 from stoker.device.canary import Canary
-from stoker.device.lanes import Batch
 from stoker.device.row_transfer import Gathering, Scattering
 from stoker.device.threaded_copies import ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
-from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
+from stoker.isolation.audit import AuditedRows, AuditResult, audit
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, Runtime
 from stoker.tensors import check_batch
 

@@ -34,6 +34,10 @@ from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 
+_MOST_KNOWN: Final = 10_000
+_known_batches: dict[tuple[object, ...], tuple[int, float]] = {}
+"""By the file of a model that is loaded on demand: the most rows of a batch, and the seconds of such a batch."""
+
 
 def load(
     deployment: Deployment, device: Device, clock_ns: Callable[[], int] = time.perf_counter_ns
@@ -112,7 +116,7 @@ def _choose_sizes(
         sizes = BatchSizes(powers_of_two(most))
         most = warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
         times_ns = {
-            # Whatever else the machine does only adds to it.
+            # Other work of the machine only lengthens a run.
             size: max(1, min(time_batches(runtime, size, sample, TIMED_RUNS, clock_ns)))
             for size in sizes.buckets
             if size <= most
@@ -206,6 +210,8 @@ def _most_rows(deployment: Deployment, signature: Signature) -> int:
     if signature.script is not None:
         # The script may take requests one by one only: then its answer must not wait for others.
         return signature.script.max_requests
+    if signature.callers is not None and signature.isolation and not signature.isolation.batched:
+        return 1
     if signature.tensors is not None:
         # Requests may have rows, and still run one after the other.
         alone = not signature.signatures and signature.isolation and not signature.isolation.batched
@@ -249,11 +255,6 @@ def _canary(
         )
         return None
     return canary
-
-
-_MOST_KNOWN: Final = 10_000
-_known_batches: dict[tuple[object, ...], tuple[int, float]] = {}
-"""By the file of a model that is loaded on demand: the most rows of a batch, and the seconds of such a batch."""
 
 
 def _run_first_batches(

@@ -11,29 +11,25 @@ from functools import partial
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment, Device
-from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
-from stoker.device.device_sharing import DeviceTurns, ModelTurn
+from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.first_batches import first_times, full_batch, is_pipelined
+from stoker.device.hang_watch import HangWatch
 from stoker.device.lanes import Lane
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import fork, load
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import start_thread
-
-# Ends a device process when a run does not return: a hanging driver cannot be interrupted.
-#
-# Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.
-
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +217,7 @@ class ModelThreads:
             return None
         try:
             return self._turns.join(
-                self._deployment.device_share, SlotFacts(threads, asks=self.wants_targets)
+                self._deployment.device_share, SlotFacts(threads, wants_turns=self.wants_targets)
             )
         except OSError as error:
             logger.warning("%s does not take turns of its device: %s", self._deployment.name, error)

@@ -1,4 +1,4 @@
-"""Which batches of a model run at the same time: those of all its instances, or a single one."""
+"""Lets batches of all instances of a model run at the same time, or a single one alone."""
 
 from __future__ import annotations
 

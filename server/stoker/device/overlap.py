@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker.device.device_sharing import DeviceTurns
+    from stoker.device.device_turns import DeviceTurns
     from stoker.device.model_threads import ModelThreads
 
 logger = logging.getLogger(__name__)

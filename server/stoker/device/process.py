@@ -39,21 +39,21 @@ from stoker.control.device_messages import (
 )
 from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 from stoker.device.lanes import Lane
+from stoker.device.lock_guard import LockGuard
 from stoker.device.model_loader import ModelLoader
 from stoker.device.model_threads import ModelThreads
 from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
-from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
 from stoker.metrics.layout import CALLERS
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.row_isolation import RowIsolation
-from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
+from stoker.scripts.script_process import enter_script_process, leave_script_process, set_script_log_level
 from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
@@ -67,6 +67,8 @@ _SWITCH_S: Final = 0.0005
 
 
 class _ModelHost:
+    """The models of this process, and the messages of the supervisor about them."""
+
     def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
         self._channel = channel
         self._loader: ModelLoader | None = None
@@ -151,7 +153,7 @@ class _ModelHost:
         import_runtime("onnx")
         # The default of 5 ms is how long a batch may wait for the interpreter lock, each time, while a model loads.
         sys.setswitchinterval(_SWITCH_S)
-        # What is imported stays: without it a collection takes microseconds, in which the others would not serve.
+        # Imported modules stay, so collections need not look at them: other models do not serve during a collection.
         gc.collect()
         gc.freeze()
         # Sessions of ONNX Runtime on a CPU are freed without it: a collection would stop all models for 2 ms.
@@ -273,7 +275,7 @@ def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> DeviceTurn
         os.close(turns_fd)
     if start.device_batches is not None:
         page.set_turns(start.device_batches)
-    return DeviceTurns(page, asked_for=start.device_batches is not None)
+    return DeviceTurns(page, is_forced=start.device_batches is not None)
 
 
 def _leave_ending_to_the_supervisor() -> None:

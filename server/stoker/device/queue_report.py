@@ -10,7 +10,7 @@ import numpy as np
 from stoker.arena import LATER_BATCHES, BoardWriter, caller_of, tier_of
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import TurnTaking
+from stoker.device.device_turns import TurnTaking
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 
@@ -68,7 +68,7 @@ class QueueReporter:
         """Set the boards to write to."""
         self._pages = list(pages)
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Record that a batch has ended; may be called on any thread."""
         if self._ends_ns:
             self._ends_ns.remove(min(self._ends_ns))
@@ -88,7 +88,7 @@ class QueueReporter:
             queue: The waiting rows.
             leaving: The batch that leaves now; empty if none does.
             begins_ns: When that batch or the next one begins to run, where batches begin one behind the other; by
-                default now, or when one that is running has `ended`.
+                default now, or when one that is running has ended.
         """
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
         if costs_ns is not self._costs_ns:

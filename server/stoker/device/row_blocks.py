@@ -6,8 +6,9 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from stoker.arena import NORMAL
 
 NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
 _FIELDS: Final = 8
+NEVER_NS: Final = (1 << 63) - 1
 _FEW: Final = 32
 """Up to this many numbers a Python loop is faster than numpy."""
 
@@ -32,7 +34,8 @@ class RowBlock(NamedTuple):
         target_ns: When their answers stop being of use, `int64[rows]`, 0: at their deadline; None if none has a
             target.
         size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this block.
-        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if neither is told.
+        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if all are normal rows of the
+            caller 0.
     """
 
     lane: int
@@ -52,29 +55,29 @@ class RowBlock(NamedTuple):
 
     def part(self, mask: np.ndarray) -> RowBlock:
         """The rows where the boolean `mask` is set."""
-        return self._picked(mask)
+        return self._select(mask)
 
     def between(self, start: int, stop: int) -> RowBlock:
         """The rows from place `start` up to before place `stop`."""
         if start == 0 and stop == len(self.numbers):
             return self
-        return self._picked(slice(start, stop))
+        return self._select(slice(start, stop))
 
-    def _picked(self, which: np.ndarray | slice) -> RowBlock:
+    def _select(self, places: np.ndarray | slice) -> RowBlock:
         return RowBlock(
             self.lane,
-            self.numbers[which],
-            self.position[which],
-            self.enqueued_ns[which],
-            self.deadline_ns[which],
+            self.numbers[places],
+            self.position[places],
+            self.enqueued_ns[places],
+            self.deadline_ns[places],
             self.arrived,
-            None if self.target_ns is None else self.target_ns[which],
-            None if self.size is None else self.size[which],
-            None if self.placed is None else self.placed[which],
+            None if self.target_ns is None else self.target_ns[places],
+            None if self.size is None else self.size[places],
+            None if self.placed is None else self.placed[places],
         )
 
     def due_ns(self, target_ns: int) -> np.ndarray:
-        """When their answers stop being of use, `int64[rows]`; `target_ns` after they were queued if not told."""
+        """When their answers stop being of use, `int64[rows]`; `target_ns` is the target of rows without one."""
         if self.target_ns is None:
             return (
                 np.minimum(self.enqueued_ns + target_ns, self.deadline_ns) if target_ns else self.deadline_ns
@@ -120,6 +123,11 @@ class Table(NamedTuple):
 
 Part = RowBlock | Table
 
+Deadlines = Callable[[int, np.ndarray], np.ndarray]
+"""Returns the present deadlines of a lane's rows, given its key and their numbers."""
+
+_Part = TypeVar("_Part", RowBlock, Part)
+
 
 def split_into_blocks(parts: Iterable[Part]) -> list[RowBlock]:
     """Parts as blocks."""
@@ -161,6 +169,54 @@ def _block(lane: int, table: np.ndarray) -> RowBlock:
     )
 
 
+def cut(parts: deque[_Part], rows: int) -> list[_Part]:
+    """Remove and return the first rows of these parts."""
+    first: list[_Part] = []
+    while rows:
+        part = parts.popleft()
+        count = part.rows
+        if count > rows:
+            first.append(part.between(0, rows))
+            parts.appendleft(part.between(rows, count))
+            break
+        first.append(part)
+        rows -= count
+    return first
+
+
+def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
+    """Parts without the rows of a lane."""
+    kept: list[Part] = []
+    for part in parts:
+        if isinstance(part, RowBlock):
+            if part.lane != lane:
+                kept.append(part)
+            continue
+        others = part.columns[LANE] != lane
+        if others.any():
+            kept.append(part.part(others))
+    return kept
+
+
+def refresh_deadlines(part: Part, deadlines: Deadlines) -> bool:
+    """Update the deadlines of the rows; returns whether any has changed."""
+    if isinstance(part, RowBlock):
+        return _overwrite(part.deadline_ns, deadlines(part.lane, part.numbers))
+    lanes, numbers = part.columns[LANE], part.columns[NUMBER]
+    now = np.empty(len(lanes), np.int64)
+    for lane in set(lanes.tolist()):
+        of_lane = lanes == lane
+        now[of_lane] = deadlines(lane, numbers[of_lane])
+    return _overwrite(part.deadline_ns, now)
+
+
+def _overwrite(before: np.ndarray, now: np.ndarray) -> bool:
+    if (before == now).all():
+        return False
+    before[:] = now
+    return True
+
+
 def placed_of(part: Part) -> np.ndarray:
     """Tier and caller of each row, `int64[rows]`."""
     if isinstance(part, Table):
@@ -178,13 +234,13 @@ def due_of(
         blocks: The blocks.
         target_ns: The target of rows without one of their own.
         first_deadline_ns: A lower bound of their deadlines.
-        first_target_ns: A lower bound of the targets that were told.
+        first_target_ns: A lower bound of the targets that rows have.
     """
-    told = [block.target_ns for block in blocks if block.target_ns is not None]
-    if len(told) < len(blocks) or first_target_ns <= 0:
-        due_ns = _due_of_some(blocks, told, target_ns)
+    targets = [block.target_ns for block in blocks if block.target_ns is not None]
+    if len(targets) < len(blocks) or first_target_ns <= 0:
+        due_ns = _due_with_default(blocks, targets, target_ns)
         return due_ns, _ascends(due_ns)
-    due_ns = told[0] if len(told) == 1 else np.concatenate(told)
+    due_ns = targets[0] if len(targets) == 1 else np.concatenate(targets)
     ascends = _ascends(due_ns)
     # If they ascend, the last one is the greatest.
     if (due_ns[-1] if ascends else due_ns.max()) <= first_deadline_ns:
@@ -193,10 +249,12 @@ def due_of(
     return due_ns, _ascends(due_ns)
 
 
-def _due_of_some(blocks: Sequence[RowBlock], told: Sequence[np.ndarray], target_ns: int) -> np.ndarray:
-    """Due times of blocks of which only some rows have targets."""
+def _due_with_default(
+    blocks: Sequence[RowBlock], targets: Sequence[np.ndarray], target_ns: int
+) -> np.ndarray:
+    """Due times of blocks in which rows without targets have `target_ns`."""
     due_ns: np.ndarray
-    if told:
+    if targets:
         due_ns = np.concatenate([block.due_ns(target_ns) for block in blocks])
         return due_ns
     due_ns = np.concatenate([block.deadline_ns for block in blocks])
@@ -210,8 +268,8 @@ def _ascends(times_ns: np.ndarray) -> bool:
     return not np.count_nonzero(times_ns[1:] < times_ns[:-1])
 
 
-def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
-    """Parts as one table, in their order.
+def join_parts(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
+    """Join parts into one table, in their order.
 
     Args:
         parts: The rows; a single table among them is not copied.
@@ -234,25 +292,25 @@ def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
     return table
 
 
-def sized(blocks: Iterable[RowBlock]) -> list[RowBlock]:
-    """Whole blocks that all give the size of each row's request."""
+def with_sizes(blocks: Iterable[RowBlock]) -> list[RowBlock]:
+    """Return whole blocks with the size of each row's request."""
     return [
         block if block.size is not None else block._replace(size=_sizes(block.position)) for block in blocks
     ]
 
 
 def least(numbers: np.ndarray) -> int:
-    """The least of some numbers."""
+    """Return the least number; faster than numpy for few."""
     return min(numbers.tolist()) if len(numbers) <= _FEW else int(numbers.min())
 
 
 def greatest(numbers: np.ndarray) -> int:
-    """The greatest of some numbers."""
+    """Return the greatest number; faster than numpy for few."""
     return max(numbers.tolist()) if len(numbers) <= _FEW else int(numbers.max())
 
 
 def _table_of(blocks: Sequence[RowBlock]) -> np.ndarray:
-    """Blocks as a table without `DUE`, in the order in which they are."""
+    """Blocks as a table without `DUE`, in their order."""
     counts = [len(block.numbers) for block in blocks]
     table = np.empty((_FIELDS, sum(counts)), np.int64)
     table[LANE] = np.array([block.lane for block in blocks]).repeat(counts)
@@ -264,7 +322,7 @@ def _table_of(blocks: Sequence[RowBlock]) -> np.ndarray:
     if len(sizes) == len(blocks):
         np.concatenate(sizes, out=table[SIZE])
     else:
-        # Blocks without sizes hold requests of one row: see `sized`.
+        # Blocks without sizes hold requests of one row: see `with_sizes`.
         np.concatenate(
             [np.ones(len(block.numbers), np.int64) if block.size is None else block.size for block in blocks],
             out=table[SIZE],

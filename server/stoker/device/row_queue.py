@@ -3,267 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import numpy as np
 
 from stoker.arena import CALLER_BITS, CALLER_MASK, NORMAL, TIER_MASK, WEIGHT_BITS, caller_of
 from stoker.device.batching import BatchPolicy
-from stoker.device.fairness import Shares
+from stoker.device.due_order import DueOrder
+from stoker.device.late_rows import LateRows
 from stoker.device.row_blocks import (
-    DEADLINE,
-    DUE,
-    LANE,
-    NUMBER,
+    NEVER_NS,
+    Deadlines,
     Part,
     RowBlock,
-    Table,
     due_of,
     greatest,
-    joined,
     least,
     placed_of,
-    sized,
     split_into_blocks,
+    with_sizes,
+    without_lane,
 )
-
-__all__ = [
-    "NEVER_NS",
-    "DueOrder",
-    "LateRows",
-    "RowBlock",
-    "RowQueue",
-    "callers_of",
-    "cut",
-    "push_rows",
-    "push_with_urgency",
-    "without_lane",
-]
-
-
-NEVER_NS: Final = (1 << 63) - 1
-_NOTHING: Final = np.empty(0, np.int64)
-
-_Part = TypeVar("_Part", RowBlock, Part)
-
-Deadlines = Callable[[int, np.ndarray], np.ndarray]
-
-
-class DueOrder:
-    """Rows sorted by due time.
-
-    Attributes:
-        due_ns: The due time of each row, `int64[rows]`, ascending.
-        parts: The rows.
-        first_deadline_ns: A lower bound of all deadlines.
-    """
-
-    __slots__ = ("due_ns", "first_deadline_ns", "parts")
-
-    def __init__(self, parts: Iterable[Part] = (), due_ns: np.ndarray = _NOTHING) -> None:
-        self.parts = deque(parts)
-        self.due_ns = due_ns
-        self.first_deadline_ns = NEVER_NS
-
-    def __len__(self) -> int:
-        return len(self.due_ns)
-
-    def add(
-        self, blocks: Iterable[RowBlock], due_ns: np.ndarray, first_deadline_ns: int, *, ascending: bool
-    ) -> None:
-        """Insert blocks; of rows that are due at the same time those that came first stay first.
-
-        Args:
-            due_ns: The due time of each row.
-            first_deadline_ns: A lower bound of their deadlines.
-            ascending: Whether `due_ns` is ascending.
-        """
-        if len(self.due_ns):
-            first_deadline_ns = min(first_deadline_ns, self.first_deadline_ns)
-        self.first_deadline_ns = first_deadline_ns
-        if not len(self.due_ns):
-            if ascending:
-                self.parts, self.due_ns = deque(blocks), due_ns
-                return
-            self._sort([*blocks], due_ns)
-            return
-        if ascending and due_ns[0] >= self.due_ns[-1]:
-            self.parts.extend(blocks)
-            self.due_ns = np.concatenate((self.due_ns, due_ns))
-            return
-        place = int(self.due_ns.searchsorted(due_ns.min(), side="right"))
-        first, known_ns = cut(self.parts, place), self.due_ns
-        self._sort([*self.parts, *blocks], np.concatenate((known_ns[place:], due_ns)))
-        self.parts.extendleft(reversed(first))
-        self.due_ns = np.concatenate((known_ns[:place], self.due_ns))
-
-    def take_first(self, rows: int) -> list[Part]:
-        """Remove and return the first rows."""
-        if rows == len(self.due_ns):
-            parts, self.parts, self.due_ns = list(self.parts), deque(), _NOTHING
-            return parts
-        self.due_ns = self.due_ns[rows:]
-        return cut(self.parts, rows)
-
-    def put_first(self, table: np.ndarray) -> None:
-        """Insert rows, given as a table, before all others."""
-        if table.shape[1]:
-            self.parts.appendleft(Table(table))
-            self.due_ns = np.concatenate((table[DUE], self.due_ns))
-
-    def table(self) -> np.ndarray:
-        """Return all rows as one table, and keep them in that form."""
-        if len(self.parts) == 1 and isinstance(self.parts[0], Table):
-            return self.parts[0].columns
-        table = joined(self.parts, self.due_ns)
-        self.parts, self.due_ns = deque((Table(table),)), table[DUE]
-        return table
-
-    def replace(self, table: np.ndarray) -> None:
-        """Keep only these rows, given as a table that is ascending in `DUE`."""
-        self.parts, self.due_ns = deque((Table(table),) if table.shape[1] else ()), table[DUE]
-
-    def refresh(self, deadlines: Deadlines) -> None:
-        """Read again which rows have been cancelled: they are due at once."""
-        changed = [_refreshed(part, deadlines) for part in self.parts]
-        if any(changed):
-            table = self.table()
-            self.first_deadline_ns = int(table[DEADLINE].min())
-            self._sort([Table(table)], np.minimum(self.due_ns, table[DEADLINE]))
-
-    def drop_lane(self, lane: int) -> None:
-        """Remove the rows of a lane."""
-        if self.parts:
-            table = self.table()
-            self.replace(table[:, table[LANE] != lane])
-
-    def _sort(self, parts: list[Part], due_ns: np.ndarray) -> None:
-        # A stable sort: rows due at the same time stay in order of arrival, and requests stay in one piece.
-        order = due_ns.argsort(kind="stable")
-        self.replace(joined(parts, due_ns)[:, order])
-
-
-class LateRows:
-    """Rows that will miss their targets, in the order in which that was found.
-
-    Attributes:
-        rows: How many.
-        parts: The rows.
-    """
-
-    __slots__ = ("_first_over_ns", "parts", "rows")
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.parts: deque[Part] = deque()
-        # A lower bound of all deadlines: before it no row has expired.
-        self._first_over_ns = NEVER_NS
-
-    def add(self, part: Part, first_deadline_ns: int) -> None:
-        """Add rows; `first_deadline_ns` is a lower bound of their deadlines."""
-        self.add_all((part,), first_deadline_ns)
-
-    def add_all(self, parts: Collection[Part], first_deadline_ns: int) -> None:
-        """As `add`, for several parts."""
-        self.parts.extend(parts)
-        self.rows += sum([part.rows for part in parts])
-        self._first_over_ns = min(self._first_over_ns, first_deadline_ns)
-
-    def take_first(self, rows: int) -> list[Part]:
-        """Remove and return the first rows."""
-        self.rows -= rows
-        return cut(self.parts, rows)
-
-    def any_over(self, now_ns: int) -> bool:
-        """Whether the deadline of a row may have passed."""
-        return self._first_over_ns <= now_ns
-
-    def take_over(self, now_ns: int) -> list[Part]:
-        """Remove and return the rows whose deadlines have passed."""
-        if not self.any_over(now_ns):
-            return []
-        parts, over = self.parts, []
-        self.clear()
-        for part in parts:
-            late = part.deadline_ns <= now_ns
-            if late.any():
-                over.append(part.part(late))
-            if not late.all():
-                kept = part.part(~late) if late.any() else part
-                self.add(kept, least(kept.deadline_ns))
-        return over
-
-    def first_deadline_ns(self, rows: int) -> int:
-        """The earliest deadline of the first `rows` rows."""
-        parts = deque(self.parts)
-        return min(least(part.deadline_ns) for part in cut(parts, rows))
-
-    def refresh(self, deadlines: Deadlines) -> None:
-        """Read again which rows have been cancelled."""
-        for part in self.parts:
-            if _refreshed(part, deadlines):
-                self._first_over_ns = min(self._first_over_ns, least(part.deadline_ns))
-
-    def drop_lane(self, lane: int) -> None:
-        """Remove the rows of a lane."""
-        parts = self.parts
-        self.clear()
-        for part in without_lane(parts, lane):
-            self.add(part, least(part.deadline_ns))
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self.rows, self.parts, self._first_over_ns = 0, deque(), NEVER_NS
-
-
-def cut(parts: deque[_Part], rows: int) -> list[_Part]:
-    """Remove and return the first rows of some parts."""
-    first: list[_Part] = []
-    while rows:
-        part = parts.popleft()
-        count = part.rows
-        if count > rows:
-            first.append(part.between(0, rows))
-            parts.appendleft(part.between(rows, count))
-            break
-        first.append(part)
-        rows -= count
-    return first
-
-
-def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
-    """Parts without the rows of a lane."""
-    kept: list[Part] = []
-    for part in parts:
-        if isinstance(part, RowBlock):
-            if part.lane != lane:
-                kept.append(part)
-            continue
-        others = part.columns[LANE] != lane
-        if others.any():
-            kept.append(part.part(others))
-    return kept
-
-
-def _refreshed(part: Part, deadlines: Deadlines) -> bool:
-    """Update the deadlines of the rows; returns whether any has changed."""
-    if isinstance(part, RowBlock):
-        return _rewritten(part.deadline_ns, deadlines(part.lane, part.numbers))
-    lanes, numbers = part.columns[LANE], part.columns[NUMBER]
-    now = np.empty(len(lanes), np.int64)
-    for lane in set(lanes.tolist()):
-        mine = lanes == lane
-        now[mine] = deadlines(lane, numbers[mine])
-    return _rewritten(part.deadline_ns, now)
-
-
-def _rewritten(before: np.ndarray, now: np.ndarray) -> bool:
-    if (before == now).all():
-        return False
-    before[:] = now
-    return True
+from stoker.device.shares import Shares
 
 
 @dataclass(slots=True)
@@ -276,13 +39,13 @@ class RowQueue:
         virtual_time: See `stoker.device.scheduler`.
         order: Rows with targets that were left waiting, sorted.
         late: Rows that will miss their targets.
-        over: Rows that the next plan hands back unrun.
+        unrun: Rows that the next plan hands back without running them.
         late_limit_rows: Most late rows; beyond that, the oldest are handed back.
         has_targets: Whether a row with a target of its own has ever come.
-        shares: What classes have used of the device; None until a row tells its caller or urgency.
+        shares: The device time that classes have used; None until a row has a caller or an urgency.
         all_hopeless: Whether no waiting row was found to be in time, although some would be if batches took no
             time.
-        longest_rows: The most rows of one request, as far as requests tell their size.
+        longest_rows: The most rows of one request, as far as sizes are known.
         decided: The last decision and its arguments, if not carried out yet; None if rows have changed since.
     """
 
@@ -291,17 +54,17 @@ class RowQueue:
     virtual_time: int = 0
     order: DueOrder = field(default_factory=DueOrder)
     late: LateRows = field(default_factory=LateRows)
-    over: list[Part] = field(default_factory=list)
+    unrun: list[Part] = field(default_factory=list)
     late_limit_rows: int = 1 << 20
     has_targets: bool = False
     longest_rows: int = 1
     all_hopeless: bool = False
     shares: Shares | None = None
     decided: tuple[Any, ...] | None = None
-    # Lower bounds of the deadlines and of the told targets of the blocks, and whether no target was told.
+    # Lower bounds of the deadlines and of the targets of the blocks, and whether a block has no targets.
     _first_deadline_ns: int = NEVER_NS
     _first_target_ns: int = NEVER_NS
-    _untold: bool = False
+    _lacks_targets: bool = False
 
     def push(
         self,
@@ -344,7 +107,7 @@ class RowQueue:
         self.blocks.append(block)
         self.rows += len(numbers)
         self.decided = None
-        self._see(block)
+        self._note_times(block)
         if target_ns is not None and not self.has_targets:
             self.has_targets = bool(target_ns.any())
         if size is not None:
@@ -356,13 +119,13 @@ class RowQueue:
         return self._first_deadline_ns
 
     def leave(self, blocks: deque[RowBlock], rows: int) -> None:
-        """Keep what is left of the blocks after this many rows were removed."""
+        """Keep the rest of the blocks after this many rows were removed."""
         self.blocks = blocks
         self.rows -= rows
         self.decided = None
 
-    def tried(self) -> RowQueue:
-        """A queue with the same blocks for a trial, without anything else."""
+    def copy_blocks(self) -> RowQueue:
+        """Return a queue with the same blocks for a trial, without late rows and rows in order."""
         queue = RowQueue(deque(self.blocks), self.rows, self.virtual_time)
         queue._first_deadline_ns = self._first_deadline_ns  # of its own class
         if self.shares is not None:
@@ -372,9 +135,9 @@ class RowQueue:
     def first_due_ns(self, target_ns: int) -> int:
         """When the first row that is not late is due; `target_ns` is the target of rows without one of their own."""
         due_ns = min(self._first_deadline_ns, self._first_target_ns)
-        if self._untold and target_ns:
-            untold = (least(block.enqueued_ns) for block in self.blocks if block.target_ns is None)
-            due_ns = min(due_ns, min(untold) + target_ns)
+        if self._lacks_targets and target_ns:
+            enqueued_ns = (least(block.enqueued_ns) for block in self.blocks if block.target_ns is None)
+            due_ns = min(due_ns, min(enqueued_ns) + target_ns)
         return min(due_ns, int(self.order.due_ns[0])) if len(self.order) else due_ns
 
     def oldest_ns(self) -> int:
@@ -387,18 +150,18 @@ class RowQueue:
         self.keep_blocks(block for block in self.blocks if block.lane != lane)
         self.order.drop_lane(lane)
         self.late.drop_lane(lane)
-        self.over = without_lane(self.over, lane)
+        self.unrun = without_lane(self.unrun, lane)
         self.recount()
         return before - self.rows
 
     def take_all(self) -> list[RowBlock]:
-        """Remove and return everything."""
+        """Remove and return all rows."""
         blocks = list(self.blocks)
-        if self.order.parts or self.late.rows or self.over:
-            blocks += split_into_blocks((*self.order.parts, *self.late.parts, *self.over))
-            self.order, self.over = DueOrder(), []
+        if self.order.parts or self.late.rows or self.unrun:
+            blocks += split_into_blocks((*self.order.parts, *self.late.parts, *self.unrun))
+            self.order, self.unrun = DueOrder(), []
             self.late.clear()
-        self._forget_lots()
+        self._clear_blocks()
         self.rows = 0
         return blocks
 
@@ -408,18 +171,18 @@ class RowQueue:
         blocks = list(self.blocks)
         if len(self.order):
             blocks = [*split_into_blocks(self.order.take_first(len(self.order))), *blocks]
-        self._forget_lots()
+        self._clear_blocks()
         self.rows = rows
         return blocks
 
     def keep_blocks(self, blocks: Iterable[RowBlock]) -> None:
         """Replace the unsorted blocks by these."""
-        self._forget_lots()
+        self._clear_blocks()
         for block in blocks:
             self.blocks.append(block)
-            self._see(block)
+            self._note_times(block)
 
-    def refresh(self, deadlines: Callable[[int, np.ndarray], np.ndarray]) -> None:
+    def refresh(self, deadlines: Deadlines) -> None:
         """Read again which rows have been cancelled.
 
         Args:
@@ -441,47 +204,47 @@ class RowQueue:
             blocks: Sequence[RowBlock] = list(self.blocks)
             first_ns = self._first_deadline_ns
             due_ns, ascending = due_of(blocks, target_ns, first_ns, self._first_target_ns)
-            whole = sized(blocks) if self.longest_rows > 1 else blocks
+            whole = with_sizes(blocks) if self.longest_rows > 1 else blocks
             self.order.add(whole, due_ns, first_ns, ascending=ascending)
-            self._forget_lots()
+            self._clear_blocks()
         return self.order
 
     def give_up(self, parts: Collection[Part], until_ns: int, *, late: bool) -> None:
-        """Move rows that miss their targets, and are not in `order` any more, to `late` or `over`.
+        """Move rows that miss their targets, and are not in `order` any more, to `late` or `unrun`.
 
         Args:
             until_ns: Rows with earlier deadlines have expired.
             late: Whether the others may be late; if not, they are handed back too.
         """
         if not late:
-            self.over += parts
+            self.unrun += parts
             return
         first_ns = self.order.first_deadline_ns
         if first_ns >= until_ns:
             self.late.add_all(parts, first_ns)
             parts = ()
         for part in parts:
-            over = part.deadline_ns < until_ns
-            if over.any():
-                self.over.append(part.part(over))
-            if not over.all():
-                self.late.add(part.part(~over), until_ns)
+            expired = part.deadline_ns < until_ns
+            if expired.any():
+                self.unrun.append(part.part(expired))
+            if not expired.all():
+                self.late.add(part.part(~expired), until_ns)
         too_many = self.late.rows - self.late_limit_rows
         if too_many > 0:
-            self.over += self.late.take_first(too_many)
+            self.unrun += self.late.take_first(too_many)
 
-    def take_over(self) -> list[RowBlock]:
+    def take_unrun(self) -> list[RowBlock]:
         """Remove and return the rows that are to be handed back."""
-        if not self.over:
+        if not self.unrun:
             return []
-        blocks, self.over = split_into_blocks(self.over), []
+        blocks, self.unrun = split_into_blocks(self.unrun), []
         return blocks
 
     @property
     def waiting(self) -> dict[int, int]:
         """How many rows wait for their targets, by class; late rows are not counted."""
         if self.shares is None:
-            return {NORMAL: self.rows - self.late.rows - sum(part.rows for part in self.over)}
+            return {NORMAL: self.rows - self.late.rows - sum(part.rows for part in self.unrun)}
         placed = [placed_of(part) for part in (*self.blocks, *self.order.parts)]
         if not placed:
             return {}
@@ -491,18 +254,18 @@ class RowQueue:
     def recount(self) -> None:
         """Count the rows again."""
         waiting = sum(len(block.numbers) for block in self.blocks) + len(self.order)
-        self.rows = waiting + self.late.rows + sum(part.rows for part in self.over)
+        self.rows = waiting + self.late.rows + sum(part.rows for part in self.unrun)
 
-    def _forget_lots(self) -> None:
+    def _clear_blocks(self) -> None:
         self.blocks = deque()
         self.decided = None
         self._first_deadline_ns = self._first_target_ns = NEVER_NS
-        self._untold = False
+        self._lacks_targets = False
 
-    def _see(self, block: RowBlock) -> None:
+    def _note_times(self, block: RowBlock) -> None:
         self._first_deadline_ns = min(self._first_deadline_ns, least(block.deadline_ns))
         if block.target_ns is None:
-            self._untold = True
+            self._lacks_targets = True
         else:
             self._first_target_ns = min(self._first_target_ns, least(block.target_ns))
 
@@ -537,7 +300,7 @@ def push_with_urgency(
     deadline_ns, enqueued_ns, position, target_ns, size, placed = queued.T
     if policy.target_ms is not None and not target_ns.all():
         target_ns = np.where(target_ns, target_ns, enqueued_ns + round(policy.target_ms * 1e6))
-    # As long as callers are not told apart, the batching scheduler need not look at them.
+    # While no row has a caller or a tier, the scheduler need not look at them.
     apart = queue.shares is not None or bool((placed != NORMAL).any())
     if apart:
         for value in {*placed.tolist()}:
@@ -562,7 +325,7 @@ def callers_of(blocks: Sequence[RowBlock]) -> dict[int, int]:
         if block.placed is None:
             counts[0] = counts.get(0, 0) + block.rows
             continue
-        of_lot = np.bincount(block.placed & CALLER_MASK)
-        for caller in np.flatnonzero(of_lot).tolist():
-            counts[caller] = counts.get(caller, 0) + int(of_lot[caller])
+        rows_by_caller = np.bincount(block.placed & CALLER_MASK)
+        for caller in np.flatnonzero(rows_by_caller).tolist():
+            counts[caller] = counts.get(caller, 0) + int(rows_by_caller[caller])
     return counts

@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.arena import Arena, Outcome, gather
-from stoker.device.lanes import Batch, Lane
+from stoker.device.batch import Batch
+from stoker.device.lanes import Lane
 from stoker.device.row_blocks import RowBlock
 from stoker.device.threaded_copies import LARGE_BYTES, ThreadedCopies
 from stoker.errors import InvalidInput

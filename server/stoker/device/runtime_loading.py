@@ -51,7 +51,7 @@ def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
 
             return load_saved_model
         case "torch":
-            from stoker.runtimes.torch import load_torch
+            from stoker.runtimes.torch.loading import load_torch
 
             return load_torch
         case "sklearn":

@@ -18,27 +18,18 @@ A `RowQueue` holds the rows that wait; `schedule` looks at it and says what to d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from stoker.arena import tier_of
 from stoker.device.batch_sizes import ServiceTimes, filled, worthwhile
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
-from stoker.device.fairness import NEVER_NS, Candidates, Shares, classes_of, pick, served_of
-from stoker.device.row_blocks import (
-    DUE,
-    ENQUEUED,
-    PLACED,
-    RowBlock,
-    Table,
-    blocks_of,
-    placed_of,
-    split_into_blocks,
-)
-from stoker.device.row_queue import DueOrder, RowQueue, cut
-from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
+from stoker.device.fairness import NEVER_NS, Candidates, classes_of, pick, served_of
+from stoker.device.row_blocks import RowBlock, cut, placed_of
+from stoker.device.row_queue import RowQueue
+from stoker.device.shares import Shares
+from stoker.device.target_decisions import carry_out, decide, make_proposal
 
 _MARGIN: Final = 1.5
 """By how many times its mean a batch may take longer, where rows have only deadlines."""
@@ -68,7 +59,7 @@ def schedule(
         return BatchDecision([], expired, "", None)
     if queue.shares is None:
         return _leave_or_wait(queue, now_ns, policy, times, expired)
-    return _in_turn(queue, queue.shares, now_ns, policy, times, expired)
+    return _choose_among_callers(queue, queue.shares, now_ns, policy, times, expired)
 
 
 def _leave_or_wait(
@@ -92,20 +83,20 @@ def propose(
     """
     if policy.target_ms is not None or queue.has_targets:
         chosen = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
-        return None if chosen is None else proposal_of(chosen)
-    tried = queue.tried()
-    decision = schedule(tried, now_ns, policy, times)
+        return None if chosen is None else make_proposal(chosen)
+    trial = queue.copy_blocks()
+    decision = schedule(trial, now_ns, policy, times)
     rows = sum(block.rows for block in decision.batch)
     if not rows and decision.check_again_ns is None:
         return None
-    blocks = decision.batch or tried.blocks
-    cost_ns = times.expected_ns(filled(rows or tried.rows, policy.buckets))
+    blocks = decision.batch or trial.blocks
+    cost_ns = times.expected_ns(filled(rows or trial.rows, policy.buckets))
     latest_ns = min(int(block.deadline_ns.min()) for block in blocks) - cost_ns
     tier = 1 if queue.shares is None else tier_of(min(served_of(list(blocks))))
     return Proposal(rows, cost_ns, latest_ns, tier, False, decision.check_again_ns)
 
 
-def _in_turn(
+def _choose_among_callers(
     queue: RowQueue,
     shares: Shares,
     now_ns: int,
@@ -240,269 +231,3 @@ def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[RowBloc
             rest.append(block.part(~mask))
     queue.leave(rest, len(places))
     return batch
-
-
-_NORMAL: Final = 1
-_LATE: Final = 3
-_NOTHING: Final = Choice(0, 0, "")
-
-
-class TargetDecision(NamedTuple):
-    """The decision for a queue.
-
-    Attributes:
-        choice: Which of the sorted rows leave.
-        whole: Whether all rows that are not late leave in their present order, or wait together.
-        late_rows: How many of the rows that were already late leave too.
-        cost_ns: Expected time of the batch.
-        due_ns: When the answer of its first row stops being of use.
-        check_again_ns: When to decide again.
-        tier: The highest tier of the rows that leave or wait to.
-        picked: The indices of its rows, ascending, if they are not contiguous; `choice` holds only their number
-            then.
-    """
-
-    choice: Choice
-    whole: bool
-    late_rows: int
-    cost_ns: int
-    due_ns: int
-    check_again_ns: int | None
-    tier: int = _NORMAL
-    picked: np.ndarray | None = None
-
-
-class _Asked(NamedTuple):
-    """The arguments of a decision.
-
-    Attributes:
-        now_ns: The time.
-        free_ns: When the device is free.
-        policy: The settings of batching.
-        times: Measured times of batches.
-        costs_ns: Expected times of batches of 0 rows up to the most.
-        target_ns: The target of rows without one of their own; 0 for none.
-    """
-
-    now_ns: int
-    free_ns: int
-    policy: BatchPolicy
-    times: ServiceTimes
-    costs_ns: Sequence[int]
-    target_ns: int
-
-
-def decide(
-    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int
-) -> TargetDecision | None:
-    """Decide what leaves at `now_ns`, for a device that is free at `free_ns`; None if nothing waits.
-
-    Repeated calls before rows have arrived or left return the same decision without computing it again.
-    """
-    if not queue.rows:
-        return None
-    costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
-    decided = queue.decided
-    if (
-        decided is not None
-        and decided[0].now_ns == now_ns
-        and decided[0].free_ns == free_ns
-        and decided[0].policy is policy
-        and decided[0].costs_ns is costs_ns
-    ):
-        known: TargetDecision = decided[1]
-        return known
-    target_ns = 0 if policy.target_ms is None else round(policy.target_ms * 1e6)
-    asked = _Asked(now_ns, free_ns, policy, times, costs_ns, target_ns)
-    decision = _everything(queue, asked) if queue.shares is None else None
-    if decision is None:
-        decision = _some(queue, asked)
-    queue.decided = (asked, decision)
-    return decision
-
-
-def _some(queue: RowQueue, asked: _Asked) -> TargetDecision:
-    """The decision where not all rows may leave."""
-    now_ns, free_ns, policy, times, costs_ns, _ = asked
-    order = _settle(queue, asked)
-    count = len(order.due_ns)
-    if not count:
-        return _late_ones(queue, asked.target_ns, costs_ns)
-    if queue.shares is not None:
-        table = order.table()
-        rows_to_rank = Candidates(np.arange(count), table[PLACED], table[DUE])
-        lasts_ns = table[DUE] - table[ENQUEUED]
-        picked = pick(queue.shares, rows_to_rank, lasts_ns, now_ns, free_ns, policy, times, costs_ns)
-        if picked is not None:
-            reason = "idle" if len(picked) == count else "largest"
-            choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
-            return _decision(queue, asked, choice, picked)
-    due = numbers_of(order.due_ns)
-    rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
-    if rows and due[0] >= free_ns + costs_ns[rows]:
-        choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
-    else:
-        choice = choose(due, free_ns, costs_ns)
-        rows = choice.stop - choice.start
-        if policy.buckets:
-            choice = choice._replace(stop=choice.start + worthwhile(rows, policy.buckets, times))
-    return _decision(queue, asked, choice)
-
-
-def _decision(
-    queue: RowQueue, asked: _Asked, choice: Choice, picked: np.ndarray | None = None
-) -> TargetDecision:
-    """The decision for a batch of sorted rows, unless it waits for more rows."""
-    order, rows, buckets = queue.order, choice.stop - choice.start, asked.policy.buckets
-    cost_ns = asked.costs_ns[rows]
-    due_ns = int(order.due_ns[choice.start if picked is None else picked[0]])
-    tier = _NORMAL
-    if queue.shares is not None:
-        which = slice(choice.start, choice.stop) if picked is None else picked
-        tier = tier_of(int(order.table()[PLACED][which].min()))
-    reason, waits_ns = _delay(queue, asked, choice.reason, due_ns - cost_ns)
-    if waits_ns is not None:
-        return TargetDecision(_NOTHING, False, 0, cost_ns, due_ns, waits_ns, tier)
-    late_rows = min(filled(rows, buckets) - rows, queue.late.rows) if buckets else 0
-    if reason != choice.reason:
-        choice = choice._replace(reason=reason)
-    return TargetDecision(choice, False, late_rows, cost_ns, due_ns, None, tier, picked)
-
-
-def _everything(queue: RowQueue, asked: _Asked) -> TargetDecision | None:
-    """The decision where all waiting rows fit and are in time: nothing has to be sorted or copied."""
-    now_ns, free_ns, policy, times, costs_ns, target_ns = asked
-    cap, late = policy.max_batch_rows, queue.late
-    rows = queue.rows - late.rows
-    if rows > cap or not rows or queue.longest_rows > cap or queue.over:
-        return None
-    if late.rows and (policy.buckets or late.any_over(now_ns)):
-        return None
-    due_ns = queue.first_due_ns(target_ns)
-    cost_ns = costs_ns[rows]
-    if due_ns < free_ns + cost_ns or due_ns <= now_ns or worthwhile(rows, policy.buckets, times) < rows:
-        return None
-    reason, waits_ns = _delay(queue, asked, "full" if rows == cap else "idle", due_ns - cost_ns)
-    if waits_ns is not None:
-        return TargetDecision(_NOTHING, True, 0, cost_ns, due_ns, waits_ns)
-    return TargetDecision(Choice(0, rows, reason), True, 0, cost_ns, due_ns, None)
-
-
-def _delay(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
-    """Why a batch with the latest start `latest_ns` leaves, and until when it waits for more rows if it does."""
-    delay_ms = asked.policy.max_delay_ms
-    if reason != "idle" or not delay_ms:
-        return reason, None
-    delayed_ns = queue.oldest_ns() + round(delay_ms * 1e6)
-    leaves_ns = min(latest_ns, delayed_ns)
-    if asked.now_ns < leaves_ns:
-        return reason, leaves_ns
-    return "delay" if asked.now_ns >= delayed_ns else "deadline", None
-
-
-def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:
-    """Move rows that will miss their targets to where they belong; returns the other rows."""
-    now_ns, free_ns, policy, _, costs_ns, target_ns = asked
-    order = queue.sort_in(target_ns)
-    if queue.late.rows:
-        queue.over += queue.late.take_over(now_ns)
-    due_ns = order.due_ns
-    until_ns = free_ns + costs_ns[1]
-    # If there is time for the longest request, no closer look is needed.
-    pressed_ns = until_ns if queue.longest_rows == 1 else free_ns + _needed_ns(queue.longest_rows, costs_ns)
-    if not len(due_ns) or due_ns[0] >= pressed_ns:
-        return order
-    late, lost = policy.late == "answer", int(due_ns.searchsorted(until_ns))
-    if lost:
-        queue.give_up(order.take_first(lost), until_ns, late=late)
-    if queue.longest_rows > 1:
-        pressed = int(order.due_ns.searchsorted(pressed_ns))
-        if pressed:
-            _lose_long(queue, pressed, free_ns, costs_ns, late=late)
-    if len(order.due_ns) < len(due_ns):
-        queue.all_hopeless = not len(order.due_ns) and bool(due_ns[-1] > free_ns)
-    return order
-
-
-def _needed_ns(rows: int, costs_ns: Sequence[int]) -> int:
-    cap = len(costs_ns) - 1
-    batches, rest = divmod(rows, cap)
-    return batches * costs_ns[cap] + costs_ns[rest]
-
-
-def _lose_long(queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool) -> None:
-    """Remove those of the first rows whose requests lack too many rows to be in time."""
-    head = DueOrder()
-    head.due_ns = queue.order.due_ns[:pressed]
-    head.parts.extend(queue.order.take_first(pressed))
-    table = head.table()
-    lost = hopeless(table, free_ns, costs_ns)
-    if lost.any():
-        queue.give_up([Table(table[:, lost])], free_ns + costs_ns[1], late=late)
-        table = table[:, ~lost]
-    queue.order.put_first(table)
-
-
-def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> TargetDecision:
-    """The decision where only late rows wait: batches that are short, so that new rows are not delayed for long."""
-    limit = largest_within(target_ns // 2, costs_ns) if target_ns else len(costs_ns) - 1
-    rows = min(queue.late.rows, limit)
-    due_ns = queue.late.first_deadline_ns(rows) if rows else 0
-    return TargetDecision(
-        Choice(0, 0, "idle" if rows else ""), False, rows, costs_ns[rows], due_ns, None, _LATE
-    )
-
-
-def proposal_of(decision: TargetDecision) -> Proposal | None:
-    """Return the batch that a decision offers when models take turns; None if there is nothing to run or wait for."""
-    choice = decision.choice
-    rows = choice.stop - choice.start + decision.late_rows
-    if not rows and decision.check_again_ns is None:
-        return None
-    latest_ns = decision.due_ns - decision.cost_ns
-    return Proposal(
-        rows, decision.cost_ns, latest_ns, decision.tier, choice.start > 0, decision.check_again_ns
-    )
-
-
-def carry_out(
-    queue: RowQueue, decision: TargetDecision, policy: BatchPolicy, times: ServiceTimes, free_ns: int
-) -> BatchDecision:
-    """Remove from the queue the rows of a decision that was just made."""
-    choice = decision.choice
-    queue.decided = None
-    if decision.whole:
-        batch = queue.take_in_time() if choice.stop else []
-        return BatchDecision(batch, [], choice.reason, decision.check_again_ns)
-    order, late = queue.order, policy.late == "answer"
-    if decision.picked is not None:
-        batch = _take_picked(queue, decision.picked, free_ns + decision.cost_ns, late=late)
-    else:
-        if choice.start:
-            # Their deadlines pass before this batch ends.
-            queue.give_up(order.take_first(choice.start), free_ns + decision.cost_ns, late=late)
-        batch = split_into_blocks(order.take_first(choice.stop - choice.start)) if choice.stop else []
-    if batch and queue.shares is not None:
-        left = classes_of(order.table()[PLACED]) if len(order) else {}
-        queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights)
-    if decision.late_rows:
-        batch += split_into_blocks(queue.late.take_first(decision.late_rows))
-    if queue.all_hopeless:
-        times.doubt()
-        queue.all_hopeless = False
-    over = queue.take_over()
-    queue.rows = len(order.due_ns) + queue.late.rows
-    return BatchDecision(batch, over, choice.reason, decision.check_again_ns)
-
-
-def _take_picked(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[RowBlock]:
-    """Remove the rows that were picked, and those that become late by their batch."""
-    table = queue.order.table()
-    rest = np.ones(table.shape[1], bool)
-    rest[picked] = False
-    in_time = int(table[DUE].searchsorted(ends_ns))
-    lost = rest[:in_time].nonzero()[0]
-    queue.order.replace(table.take(rest[in_time:].nonzero()[0] + in_time, axis=1))
-    if len(lost):
-        queue.give_up([Table(table.take(lost, axis=1))], ends_ns, late=late)
-    return blocks_of(table.take(picked, axis=1))

@@ -2,7 +2,7 @@
 
 The rules, with the time `free_ns` at which the device is expected to be free:
 
-1. A row is hopeless if its target is before the end of a batch of the rows that its request still lacks.
+1. A row is find_hopeless if its target is before the end of a batch of the rows that its request still lacks.
 2. If all waiting rows fit in a batch that ends before the earliest target, all of them leave.
 3. Otherwise the largest feasible batch leaves: the largest n for which n rows have targets after the end of a batch
    of n. Rows with earlier targets are lost. But if the order of targets, in batches as large as the first target
@@ -52,8 +52,8 @@ def numbers_of(times_ns: np.ndarray) -> Sequence[int]:
     return times_ns.tolist() if len(times_ns) <= _MANY else times_ns.data
 
 
-def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
-    """Rows whose requests lack too many rows to be in time, `bool[rows]`.
+def find_hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
+    """Find the rows whose requests lack too many rows to be in time; returns `bool[rows]`.
 
     Args:
         table: Waiting rows, at least one, ascending in `DUE`.

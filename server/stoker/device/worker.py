@@ -20,14 +20,16 @@ import numpy as np
 
 from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
 from stoker.device.auditing import Auditor, AuditPolicy
+from stoker.device.batch import Batch
+from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_counts import BatchCounter
-from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
+from stoker.device.batch_sizes import BatchSizes, ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.doorbells import Doorbells
 from stoker.device.instance import Instance, PackedInstance
-from stoker.device.lanes import Batch, Lane
+from stoker.device.lanes import Lane
 from stoker.device.occupancy import Occupancy
 from stoker.device.planning import Planner
 from stoker.device.row_queue import RowQueue, push_rows
@@ -280,7 +282,7 @@ class Worker:
     def _on_event(self, fd: int, event: int) -> None:
         doorbells = self.doorbells
         if fd == doorbells.turn_fd:
-            # It is read when the turn is taken.
+            # It is read when the turn is kept_rows.
             return
         if fd == doorbells.wake_fd:
             if doorbells.admit():
@@ -337,7 +339,7 @@ class Worker:
         if several:
             self._occupancy.leave()
         if planner.reporter is not None:
-            planner.reporter.ended()
+            planner.reporter.note_end()
         if batch.turn is not None:
             self._end_turn(batch.turn, elapsed_ns)
         # Counted only after the callers have their answers.
@@ -352,8 +354,8 @@ class Worker:
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless rows wait for the device."""
-        taken, instance.monitor.kept_rows = instance.monitor.kept_rows, None
-        assert taken is not None, "a row was kept"
+        kept_rows, instance.monitor.kept_rows = instance.monitor.kept_rows, None
+        assert kept_rows is not None, "a row was kept"
         assert self.auditor is not None, "rows are kept for audits only"
         schedule = self.auditor.schedule
         with self._counter.lock:
@@ -364,7 +366,7 @@ class Worker:
                 return
         self._occupancy.enter()
         begun_ns = self._clock_ns()
-        finding = self.auditor.audit(instance, taken)
+        finding = self.auditor.audit(instance, kept_rows)
         audited_ns = self._clock_ns() - begun_ns
         self._occupancy.leave()
         with self._counter.lock:

@@ -42,6 +42,7 @@ from stoker.environments.trial import check_imports
 from stoker.environments.upload_dates import date_of_pins
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
+from stoker.system.wording import format_count
 
 _LAST_NUMPY_1: Final = date(2024, 2, 6)
 """The day after the upload of the last numpy 1: packages of an earlier day bring one that is too old."""
@@ -215,7 +216,7 @@ class _Builder:
         specification = self._recipe.specification
         self._say(
             f"building an environment for {specification.path} with {self._installer} and Python "
-            f"{self._recipe.python}, {len(specification.lines)} requirement{'s' * (len(specification.lines) != 1)}"
+            f"{self._recipe.python}, {format_count(len(specification.lines), 'requirement')}"
         )
         if code := specification.runs_code():
             self._say(f"packages and code from elsewhere than the usual index: {'; '.join(code)}")

@@ -21,6 +21,7 @@ from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Entry, Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
+from stoker.system.wording import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class ModelEnvironment:
         when = "built before" if self.built.build_s is None else f"built in {self.built.build_s:.1f} s"
         return (
             f"{name} (system-managed): environment {self.built.key} with Python {self.built.python} and "
-            f"{_counted(len(self.built.packages))} of its own, {when}"
+            f"{format_count(len(self.built.packages), 'package')} of its own, {when}"
         )
 
     def lines(self) -> list[str]:
@@ -187,12 +188,8 @@ class ModelEnvironment:
         count = sum(entry.applies for entry in self.specification.entries)
         kinds = [finding.kind for finding in self.findings()]
         missing, other = kinds.count("missing"), kinds.count("version")
-        summary = f"{_counted(count)} asked for"
+        summary = f"{format_count(count, 'package')} asked for"
         if not missing and not other:
             return f"{summary}, all there"
         parts = [f"{missing} missing"] * bool(missing) + [f"{other} in another version"] * bool(other)
         return f"{summary}, {', '.join(parts)}"
-
-
-def _counted(packages: int) -> str:
-    return f"{packages} {'package' if packages == 1 else 'packages'}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import EnvironmentUnusable
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     # Imported at runtime, it would cost every command a fifth of a second.
@@ -91,7 +92,7 @@ def frameworks_without_gpus(
     """
     if not gpus:
         return []
-    held = f"the run holds {gpus} GPU{'s' * (gpus > 1)}, which {{}} will not use"
+    held = f"the run holds {format_count(gpus, 'GPU')}, which {{}} will not use"
     lines = []
     if "tensorflow-cpu" in packages and "tensorflow" not in packages:
         lines.append(f"{held.format('tensorflow-cpu')}: ask for tensorflow[and-cuda] instead")

@@ -16,6 +16,7 @@ from stoker.arena import Arena
 from stoker.gateway.rows.cache import CachedExchange
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
+from stoker.gateway.rows.text_exchange import CachedTextExchange, TextExchange
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica
@@ -100,11 +101,18 @@ class AttachedReplicas:
             # The mapping keeps a descriptor of its own.
             arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
             kind: Callable[..., ArenaExchange] = ArenaExchange
+            deployment = service.facts.deployment
+            text = (
+                deployment.text if deployment is not None and replica.signature.callers is not None else None
+            )
             if replica.signature.sequences:
                 replicas = self._sequences.setdefault(service, SequenceReplicas(replica.places))
                 kind = partial(SequenceExchange, replicas=replicas, place=replica.place)
             elif service.replicas.cache is not None:
-                kind = partial(CachedExchange, cache=service.replicas.cache, metrics=service.metrics)
+                cached = CachedExchange if text is None else partial(CachedTextExchange, text=text)
+                kind = partial(cached, cache=service.replicas.cache, metrics=service.metrics)
+            elif text is not None:
+                kind = partial(TextExchange, text=text)
             return kind(
                 arena,
                 doorbell,

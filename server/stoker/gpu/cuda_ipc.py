@@ -1,9 +1,8 @@
 """Memory of a GPU that another process shares: opened by its handle, copied from and to, closed.
 
-Written for the CUDA runtime API (`cudaIpcOpenMemHandle`, `cudaIpcCloseMemHandle`, `cudaMemcpy`; "API synchronization
-behavior"), and for the driver's `cuMemGetAddressRange`, which alone says how long an allocation is. The first call
-that needs a device makes CUDA's context of this process on it. `ctypes` releases the interpreter lock during each
-call.
+It uses the CUDA runtime API (`cudaIpcOpenMemHandle`, `cudaIpcCloseMemHandle`, `cudaMemcpy`; "API synchronization
+behavior"), and `cuMemGetAddressRange` of the driver, which alone returns the length of an allocation. The first call
+for a device makes CUDA's context of this process on it. `ctypes` releases the interpreter lock during each call.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _UNUSABLE: Final = frozenset(
         *("OperatingSystem", "CallRequiresNewerDriver"),
     )
 )
-"""CUDA's errors where no process can share memory with this one."""
+"""CUDA's errors if no process can share memory with this one."""
 
 
 class CudaUnusable(Exception):
-    """There is no library, no driver or no GPU, or it cannot share memory; the message says which."""
+    """A library, the driver or a GPU is missing, or cannot share memory; the message says which."""
 
 
 class CudaFailure(Exception):
     """A call failed; the message has CUDA's name of the error.
 
     Attributes:
-        name: That, for instance `cudaErrorInvalidValue`.
+        name: CUDA's name of the error, for instance `cudaErrorInvalidValue`.
     """
 
     def __init__(self, function: str, name: str) -> None:
@@ -56,19 +55,19 @@ class CudaSharing(Protocol):
     """The used functions of CUDA, with addresses as integers. All raise `CudaFailure` and `CudaUnusable`."""
 
     def prepare(self, device: int) -> None:
-        """Make the context of this process on a device, which later calls find."""
+        """Make the context of this process on a device, for later calls."""
         ...
 
     def open(self, device: int, handle: bytes) -> int:
-        """Return where an allocation of another process begins in this one."""
+        """Return the address in this process of another process's allocation."""
         ...
 
     def close(self, device: int, address: int) -> None:
-        """Let it go."""
+        """Close an allocation of another process."""
         ...
 
     def size_behind(self, device: int, address: int) -> int:
-        """How many bytes of an allocation there are from an address on."""
+        """Return the bytes of an allocation from an address to its end."""
         ...
 
     def copy_to_host(self, device: int, host: int, address: int, size_bytes: int) -> None:
@@ -111,16 +110,16 @@ class CudaIpc:
             function = getattr(runtime, name)
             function.argtypes, function.restype = arguments, number
         runtime.cudaGetErrorName.argtypes, runtime.cudaGetErrorName.restype = [number], ctypes.c_char_p
-        ranged = driver.cuMemGetAddressRange_v2
+        get_range = driver.cuMemGetAddressRange_v2
         # A CUdeviceptr is as wide as a pointer.
-        ranged.argtypes, ranged.restype = [out, ctypes.POINTER(size), pointer], number
-        named = driver.cuGetErrorName
-        named.argtypes, named.restype = [number, ctypes.POINTER(ctypes.c_char_p)], number
+        get_range.argtypes, get_range.restype = [out, ctypes.POINTER(size), pointer], number
+        get_name = driver.cuGetErrorName
+        get_name.argtypes, get_name.restype = [number, ctypes.POINTER(ctypes.c_char_p)], number
 
     def prepare(self, device: int) -> None:
         """See `CudaSharing`."""
         self._use(device)
-        # Before CUDA 12 it was the first call after the choice of a device that made the context.
+        # Before CUDA 12 cudaSetDevice did not make the context; the first call after it did.
         self._check("cudaFree", self._runtime.cudaFree(None))
 
     def open(self, device: int, handle: bytes) -> int:
@@ -155,7 +154,7 @@ class CudaIpc:
     def copy_to_device(self, device: int, address: int, host: int, size_bytes: int) -> None:
         """See `CudaSharing`."""
         self._copy(device, address, host, size_bytes, _HOST_TO_DEVICE)
-        # From ordinary memory it returns when that may be used again, and what it has copied is not there yet.
+        # A copy from ordinary memory returns when that may be reused, which is before the data have arrived.
         self._check("cudaStreamSynchronize", self._runtime.cudaStreamSynchronize(None))
 
     def _copy(self, device: int, to: int, source: int, size_bytes: int, kind: int) -> None:
@@ -163,13 +162,13 @@ class CudaIpc:
         self._check("cudaMemcpy", self._runtime.cudaMemcpy(to, source, size_bytes, kind))
 
     def _use(self, device: int) -> None:
-        # Of the thread, which may have used another one.
+        # The device is set for each thread, and this one may have used another.
         self._check("cudaSetDevice", self._runtime.cudaSetDevice(device))
 
     def _check(self, function: str, code: int) -> None:
         if not code:
             return
-        # CUDA remembers it, and would tell it to a later call.
+        # CUDA keeps the error, and would return it from a later call.
         self._runtime.cudaGetLastError()
         name = (self._runtime.cudaGetErrorName(code) or b"").decode(errors="replace") or f"CUDA error {code}"
         failure = CudaFailure(function, name)
@@ -179,14 +178,14 @@ class CudaIpc:
 
 
 def load_cuda_ipc(folders: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> CudaIpc:
-    """Find the libraries: the driver's, and the newest runtime that it is new enough for.
+    """Load the driver's library, and the newest runtime that the driver supports.
 
     Args:
-        folders: Folders of packages, which may have brought a runtime; others the dynamic linker finds.
+        folders: Folders of packages that may have a runtime; the dynamic linker finds others.
         load: Loads a library by its path or name.
 
     Raises:
-        CudaUnusable: One is missing.
+        CudaUnusable: A library is missing.
     """
     try:
         driver = load(_DRIVER)
@@ -212,7 +211,7 @@ def _newest_cuda(driver: Any) -> int:
 
 
 def _runtimes(folders: Sequence[str], newest: int) -> Iterator[str]:
-    """Paths and names of runtimes that a driver may run, the newest first and packages before the system."""
+    """Yield paths and names of runtimes that a driver may run, the newest first and packages before the system."""
     places = library_folders(folders)
     for major in range(newest, _OLDEST - 1, -1):
         for place in places:
@@ -220,8 +219,8 @@ def _runtimes(folders: Sequence[str], newest: int) -> Iterator[str]:
             yield from (
                 str(path)
                 for path in found
-                if (named := _NUMBERED.match(path.name)) and int(named[1]) == major
+                if (match := _NUMBERED.match(path.name)) and int(match[1]) == major
             )
         yield f"{_RUNTIME}{major}"
-        # That of CUDA 11 has its minor version in its name.
+        # The name of CUDA 11's runtime has a minor version.
         yield f"{_RUNTIME}{major}.0"

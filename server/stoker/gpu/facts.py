@@ -1,7 +1,4 @@
-"""GPUs: facts that stay, and readings of one moment.
-
-CUDA_VISIBLE_DEVICES says which GPUs this server may use, and in which order.
-"""
+"""GPUs: constant facts, readings of one moment, and the GPUs that CUDA_VISIBLE_DEVICES leaves to this server."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ class Driver:
     """The NVIDIA driver.
 
     Attributes:
-        version: For instance `580.95.05`; None if it does not say.
-        cuda: The newest version of CUDA that it supports, for instance `13.0`; None if it does not say.
+        version: For instance `580.95.05`; None if unknown.
+        cuda: The newest version of CUDA that it supports, for instance `13.0`; None if unknown.
     """
 
     version: str | None
@@ -47,8 +44,8 @@ class MigDevice:
     Attributes:
         uuid: `MIG-…`.
         name: Name of the GPU and profile, for instance `NVIDIA H200 MIG 1g.18gb`.
-        memory_total_bytes: Size of its memory; None if the driver does not say.
-        memory_free_bytes: Memory that nothing holds; None if the driver does not say.
+        memory_total_bytes: Size of its memory; None if unknown.
+        memory_free_bytes: Its free memory; None if unknown.
     """
 
     uuid: str
@@ -59,18 +56,18 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that the NVIDIA driver sees; what the driver does not say is None.
+    """A GPU that the NVIDIA driver sees. A value that the driver does not give is None.
 
     Attributes:
         index: Its number in the driver's order, that of the PCI bus.
         uuid: `GPU-…`.
         name: Product name.
         memory_total_bytes: Size of its memory.
-        memory_free_bytes: Memory that nothing holds.
+        memory_free_bytes: Its free memory.
         compute_capability: For instance `9.0`.
         pci_bus: PCI bus id, for instance `00000000:18:00.0`.
-        mig_mode: Whether it is divided: then CUDA can use its MIG devices, and not the whole.
-        mig_devices: These.
+        mig_mode: Whether it is divided: then CUDA can use its MIG devices, and not the whole GPU.
+        mig_devices: Its MIG devices.
     """
 
     index: int
@@ -86,15 +83,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """A GPU at one moment; what its driver does not say is None, as the utilisation in MIG mode.
+    """A GPU at one moment. A value that its driver does not give is None, such as the utilisation in MIG mode.
 
     Attributes:
         index: Its number in the driver's order.
         uuid: `GPU-…`.
         memory_total_bytes, memory_used_bytes, memory_free_bytes: Its memory.
         utilization_percent: Share of the last sample period in which a kernel ran.
-        power_mw: Power that it draws.
-        power_limit_mw: Power that the driver lets it draw.
+        power_mw: Its power.
+        power_limit_mw: The driver's limit of its power.
         temperature_c: Temperature in °C.
         energy_mj: Energy in millijoules since the driver was loaded.
         throttle_bits: Why its clocks are below their maximum; bit N stands for `THROTTLE_REASONS[N]`.
@@ -113,10 +110,10 @@ class GpuReading:
     throttle_bits: int | None = None
 
     WORDS: ClassVar[int] = 1 + _UUID_WORDS + 9
-    """int64 words that hold a reading, without its index."""
+    """The number of int64 words of a reading, without its index."""
 
     def to_words(self) -> list[int]:
-        """Return it as `WORDS` int64 words, none of which is lost when pages of zeros are added to them."""
+        """Return the reading as `WORDS` int64 words. Adding pages of zeros to them loses nothing."""
         uuid = self.uuid.encode()[: 8 * _UUID_WORDS].ljust(8 * _UUID_WORDS, b"\0")
         packed = [int.from_bytes(uuid[at : at + 8], "little") for at in range(0, len(uuid), 8)]
         values = [getattr(self, f.name) for f in fields(self)[2:]]
@@ -132,7 +129,7 @@ class GpuReading:
         return cls(index, uuid, *(None if value == _ABSENT else value for value in values))
 
     def throttle_reasons(self) -> dict[str, bool]:
-        """Whether each reason holds; nothing if the driver does not say."""
+        """Return whether each reason holds; an empty dict if unknown."""
         bits = self.throttle_bits
         if bits is None:
             return {}
@@ -144,8 +141,8 @@ class GpuMemory:
     """The memory of a GPU or MIG device at one moment.
 
     Attributes:
-        processes: By process id how much of it those have that compute there, as far as the driver tells. It tells
-            nothing of processes outside a container, in some virtual machines, and often of MIG devices.
+        processes: Bytes of each computing process by its id, as far as the driver knows. It does not for processes
+            outside a container, in some virtual machines, and often on MIG devices.
     """
 
     total_bytes: int
@@ -159,7 +156,7 @@ class Visible:
 
     Attributes:
         gpu: The GPU.
-        part: The MIG device of it, where that alone was named.
+        part: Its MIG device, if the variable names that alone.
     """
 
     gpu: Gpu
@@ -169,15 +166,15 @@ class Visible:
 def visible_devices(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Visible]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all if it is not set.
 
-    As CUDA reads it: numbers in the order of the PCI bus, UUIDs of GPUs or their beginnings, UUIDs of MIG devices;
-    the first entry that is none of these ends the list.
+    As in CUDA, an entry is a number in the order of the PCI bus, the UUID of a GPU or its beginning, or the UUID of a
+    MIG device. The first entry that is none of these ends the list.
     """
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
+    entries = environ.get("CUDA_VISIBLE_DEVICES")
+    if entries is None:
         return [Visible(gpu) for gpu in found]
     visible: list[Visible] = []
-    for entry in named.split(","):
-        device = _named(entry.strip(), found)
+    for entry in entries.split(","):
+        device = _find_visible(entry.strip(), found)
         if device is None:
             break
         if device not in visible:
@@ -185,19 +182,19 @@ def visible_devices(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Vi
     return visible
 
 
-def _named(entry: str, found: Sequence[Gpu]) -> Visible | None:
+def _find_visible(entry: str, found: Sequence[Gpu]) -> Visible | None:
     if entry.startswith("MIG-"):
         parts = [Visible(gpu, part) for gpu in found for part in gpu.mig_devices]
         return next((visible for visible in parts if visible.part and visible.part.uuid == entry), None)
     if entry.startswith("GPU-"):
-        begun = [gpu for gpu in found if gpu.uuid.startswith(entry)]
-        return Visible(begun[0]) if len(begun) == 1 else None
+        matching = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+        return Visible(matching[0]) if len(matching) == 1 else None
     return next((Visible(gpu) for gpu in found if entry.isdecimal() and gpu.index == int(entry)), None)
 
 
 def library_folders(folders: Sequence[str]) -> list[Path]:
     """Return the folders of libraries below folders of packages, in the same order.
 
-    Since CUDA 13 one folder has all but cuDNN; before, each package had one.
+    Since CUDA 13 one folder has all libraries but cuDNN; before, each package had its own.
     """
     return [place for folder in folders for place in sorted(Path(folder, "nvidia").glob("*/lib"))]

@@ -1,6 +1,6 @@
-"""JPEG files to pixels on a GPU, by NVIDIA's nvImageCodec.
+"""Decoding JPEG files on a GPU, by NVIDIA's nvImageCodec.
 
-`python -m stoker.gpu.jpegs` decodes one file, and ends with code 0, or with another one and a line that says why not.
+`python -m stoker.gpu.jpegs` decodes one file. It ends with code 0, or with another code and one line with the reason.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _PACKAGE: Final = "nvidia.nvimgcodec"
 _INSTALL: Final = (
     "install it with: pip install 'nvidia-nvimgcodec-cu13[all]', or nvidia-nvimgcodec-cu12 for CUDA 12"
 )
-# CUDA looks at all GPUs of the machine first.
+# CUDA initialises all GPUs of the machine first.
 _TRIAL_TIMEOUT_S: Final = 60
 _TRIAL_SIDE: Final = 16
 _TRIAL_COLOUR: Final = (200, 90, 30)
-# How far a plain colour may be from what was stored.
+# The largest difference of a decoded colour from the original.
 _TRIAL_LEVELS: Final = 8
 
 
 class JpegDecoder:
-    """A decoder on the first GPU that CUDA sees, for one thread at a time; it costs the process a CUDA context."""
+    """A decoder on the first GPU that CUDA sees, for one thread at a time. It makes a CUDA context in the process."""
 
     def __init__(self) -> None:
-        """Open it; what the package raises for a missing GPU or library passes through."""
-        # Otherwise each damaged file of a caller prints a line. The package looks when it is imported.
+        """Open the decoder; errors of the package, such as for a missing GPU or library, pass through."""
+        # Otherwise each damaged file of a caller prints a line. The package reads the variable when it is imported.
         os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
         package = importlib.import_module(_PACKAGE)
         kinds = package.BackendKind
-        # Not CPU_ONLY: what the GPU cannot decode is left to the caller.
+        # CPU_ONLY is left out: the caller decodes files that the GPU cannot decode.
         backends = [
             package.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
         ]
         self._code_stream = package.CodeStream
-        # By default each process would get a thread for each core.
+        # By default each process would have a thread for each core.
         self._decoder = package.Decoder(
             device_id=0, max_num_cpu_threads=1, backends=backends, options=":fancy_upsampling=1"
         )
@@ -53,7 +53,7 @@ class JpegDecoder:
         """Return the pixels of a file, uint8 `[height, width, 3]` in ordinary memory; None if it cannot be decoded.
 
         Args:
-            size: Height and width that its header has; another size is not decoded.
+            size: Height and width in its header; a file of another size is not decoded.
         """
         try:
             stream = self._code_stream(content)
@@ -97,19 +97,19 @@ def find_decoder_problem() -> str | None:
 
 
 def try_decoder() -> str | None:
-    """Decode one file in this process; return what is wrong with it or the package, or None."""
+    """Decode one file in this process; return the problem, or None."""
     from PIL import Image
 
     file, size = BytesIO(), (_TRIAL_SIDE, _TRIAL_SIDE)
     Image.new("RGB", size, _TRIAL_COLOUR).save(file, "JPEG")
     try:
         pixels = JpegDecoder().decode(file.getvalue(), size)
-    except Exception as error:  # noqa: BLE001  # images would meet it too
+    except Exception as error:  # noqa: BLE001  # images would fail with any such error too
         reason = str(error).partition("\n")[0]
         return f"nvImageCodec does not start: {reason}"
     if pixels is None:
         # The package starts without the library that decodes.
-        return f"nvImageCodec decodes no JPEG, perhaps for want of nvJPEG; {_INSTALL}"
+        return f"nvImageCodec decodes no JPEG, perhaps because nvJPEG is missing; {_INSTALL}"
     if np.abs(pixels.astype(int) - _TRIAL_COLOUR).max() > _TRIAL_LEVELS:
         return f"nvImageCodec decodes wrong colours: {pixels[0, 0].tolist()} for {list(_TRIAL_COLOUR)}"
     return None

@@ -1,8 +1,7 @@
-"""Whether a runtime can use the GPU that CUDA sees, and what it lacks.
+"""Probes of runtimes: whether a runtime can use the GPU that CUDA sees, and which library or driver is missing.
 
-CUDA's libraries are loaded: the process must have been confined to the GPU before, and stays so.
-`python -m stoker.gpu.probes RUNTIME` prints the answer as JSON, for callers that are to go on without these
-libraries, or after a crash in them.
+A probe loads CUDA's libraries, so the process must be confined to the GPU before. For callers that have to survive a
+crash in these libraries, `python -m stoker.gpu.probes RUNTIME` prints the answer as JSON.
 """
 
 from __future__ import annotations
@@ -37,24 +36,23 @@ _PRODUCT: Final = (
 _CUDA_FAILURE: Final = re.compile(r"\w+ failure [0-9]+: [^;\n]+")
 _CUDNN: Final = "libcudnn.so.9"
 _TENSORRT: Final = 10
-"""The version of TensorRT that builds of ONNX Runtime up to 1.31 load; its newest package is of another one."""
+"""The version of TensorRT that ONNX Runtime up to 1.31 loads; the newest package of TensorRT has another one."""
 
 
 def probe(runtime: str) -> str | None:
-    """Why a runtime cannot use the GPU, or None if it can.
+    """Return why a runtime cannot use the GPU, or None if it can.
 
     Args:
-        runtime: One of `RUNTIMES`, `torch`, or `sklearn`, which cannot; of any other nothing is known, so nothing is
-            wrong.
+        runtime: One of `RUNTIMES`, `torch` or `sklearn`; any other counts as able to.
     """
     return _PROBES.get(runtime, _no_problem)()
 
 
 def preload_cuda() -> None:
-    """Load the CUDA and cuDNN libraries that came as Python packages, before ONNX Runtime looks for them.
+    """Load the CUDA and cuDNN libraries of Python packages, before ONNX Runtime searches for them.
 
-    ONNX Runtime looks beside its own package alone. Theirs may be another folder of `sys.path`, such as that of an
-    environment with PyTorch in it.
+    ONNX Runtime searches only beside its own package. The libraries may be in another folder of `sys.path`, such as
+    that of an environment with PyTorch.
     """
     import onnxruntime
 
@@ -63,22 +61,22 @@ def preload_cuda() -> None:
     for library in cuda_libraries(getattr(onnxruntime, "cuda_version", "") or "", sys.path):
         with suppress(OSError):
             ctypes.CDLL(str(library))
-    # What is loaded already it finds by its name.
+    # It finds libraries that are loaded by their names.
     onnxruntime.preload_dlls()
 
 
 def cuda_libraries(version: str, folders: Sequence[str]) -> Iterator[Path]:
-    """Where NVIDIA's Python packages have put the libraries that ONNX Runtime needs, in the order to load them.
+    """Yield the libraries in NVIDIA's Python packages that ONNX Runtime needs, in the order to load them.
 
     Args:
-        version: The version of CUDA that is needed, for instance `13.0`; nothing is found without one.
+        version: The version of CUDA, for instance `13.0`; empty finds nothing.
         folders: Folders of packages; the first one that has a library wins.
     """
     major = version.partition(".")[0]
     if not major.isdecimal():
         return
     cuda = int(major)
-    # Each before those that need it. cuFFT has always had the number of CUDA less one.
+    # Each library precedes those that need it. The version of cuFFT is that of CUDA less one.
     numbered = (("cublasLt", cuda), ("cublas", cuda), ("nvrtc", cuda), ("curand", 10), ("cufft", cuda - 1))
     names = [*(f"lib{name}.so.{number}" for name, number in numbered), f"libcudart.so.{cuda}", _CUDNN]
     places = library_folders(folders)
@@ -101,7 +99,7 @@ def _onnx_problem() -> str | None:
 
 def _tensorrt_problem() -> str | None:
     if util.find_spec("tensorrt") is not None:
-        # It loads the libraries that it brought, where the dynamic linker does not look.
+        # The package loads its own libraries, which the dynamic linker does not find.
         try:
             importlib.import_module("tensorrt")
         except (ImportError, OSError) as error:
@@ -110,7 +108,7 @@ def _tensorrt_problem() -> str | None:
 
 
 def _onnx_library_problem(provider: str) -> str | None:
-    """Why a provider's library cannot be loaded; ONNX Runtime itself would log a line and go on without the GPU."""
+    """Return why a provider's library cannot be loaded; ONNX Runtime itself would only log it and use the CPU."""
     if util.find_spec("onnxruntime") is None:
         return f"ONNX Runtime is not installed; {how_to_install('gpu')}"
     import onnxruntime
@@ -127,10 +125,10 @@ def _onnx_library_problem(provider: str) -> str | None:
         shared = ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
         shared.Provider_GetHost.restype = ctypes.c_void_p
         if not shared.Provider_GetHost():
-            # A provider's library calls ONNX Runtime as soon as it is loaded, which is not there to answer yet.
+            # A provider's library calls ONNX Runtime as soon as it is loaded, and this one cannot answer yet.
             return None
         ctypes.CDLL(str(folder / f"libonnxruntime_providers_{provider.lower()}.so"))
-        # Newer versions do without, until a model has a convolution.
+        # Newer versions load it only for a model with a convolution.
         ctypes.CDLL(_CUDNN)
     except OSError as error:
         return f"ONNX Runtime's {provider} provider cannot be loaded: {error}; {_needs(provider)}"
@@ -150,11 +148,11 @@ def _needs(provider: str) -> str:
 
 
 def _product_problem() -> str | None:
-    """Why the CUDA provider cannot multiply: a driver that is too old, or a GPU that the build has no kernels for."""
+    """Return why the CUDA provider cannot multiply, such as an old driver or a GPU without kernels in this build."""
     import numpy as np
     import onnxruntime
 
-    # What fails is raised; of the rest nothing is worth a line in colours.
+    # Failures are raised; its other log lines, in colours, are not useful.
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -164,7 +162,7 @@ def _product_problem() -> str | None:
         if cuda[0] not in session.get_providers():
             return "ONNX Runtime does not take its CUDA provider, and does not say why"
         (product,) = session.run(None, {"x": np.array([[1, 2], [3, 4]], np.float32)})
-    except Exception as error:  # noqa: BLE001  # whatever it is, models would meet it too
+    except Exception as error:  # noqa: BLE001  # models would fail with any such error too
         failure = _CUDA_FAILURE.search(str(error))
         reason = failure[0].strip() if failure else str(error).partition("\n")[0]
         return f"ONNX Runtime's CUDA provider cannot run: {reason}; {_needs('CUDA')}, and a driver for them"
@@ -209,5 +207,5 @@ _PROBES: Final[dict[str, Callable[[], str | None]]] = {
 
 
 if __name__ == "__main__":
-    # Frameworks print what they like; the answer is the last line.
+    # Frameworks may print lines before the answer.
     sys.stdout.write(f"\n{json.dumps({'problem': probe(sys.argv[1])})}\n")

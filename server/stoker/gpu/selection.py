@@ -1,4 +1,4 @@
-"""The device of a setting, by the NVIDIA driver alone, without a framework's library."""
+"""The choice of a device by its setting. It uses the NVIDIA driver and no library of a framework."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stoker.gpu.facts import Gpu, MigDevice, Visible, visible_devices
 from stoker.gpu.nvml import gpus
 from stoker.settings.readers import DEVICE_SEPARATOR, read_device
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 
 _DRIVER_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
 
@@ -31,16 +32,16 @@ def choose_device(
         setting: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU (`GPU-…`) or of a MIG device (`MIG-…`); several GPUs
             that one process sees are joined by `+`.
         frameworks: Frameworks of the models that will run on it; each must be able to use it.
-        problem: Says why the GPU with a UUID, or those with several with commas between them, cannot be used by a
-            framework; None if it can.
-        environ: The operator's environment, whose CUDA_VISIBLE_DEVICES is heeded.
+        problem: Returns why a framework cannot use the GPU with a UUID, or GPUs with comma-separated UUIDs; None if
+            it can.
+        environ: The operator's environment; its CUDA_VISIBLE_DEVICES applies.
 
     Returns:
-        The device, and one line for the log that says what was chosen and why.
+        The device, and the reason of the choice for the log.
 
     Raises:
         InvalidSettings: The setting is none of these.
-        DeviceUnavailable: A GPU was asked for and cannot be used; the message names what is missing.
+        DeviceUnavailable: The chosen GPU cannot be used; the message names the missing part.
     """
     try:
         read_device(setting)
@@ -50,7 +51,7 @@ def choose_device(
         return cpu_device(), "as asked for"
     try:
         first, *further = (_find(name, environ) for name in setting.split(DEVICE_SEPARATOR))
-        device = _together(first, further)
+        device = _join(first, further)
         _check(device, frameworks, problem)
     except DeviceUnavailable as error:
         if setting == "auto":
@@ -70,8 +71,8 @@ def _check(device: Device, frameworks: Collection[str], problem: Callable[[str, 
 
 
 def cpu_device() -> Device:
-    """The CPU."""
-    return Device("cpu", 0, f"{_cpu_name()}, {usable_cores()} cores")
+    """Return the CPU."""
+    return Device("cpu", 0, f"{_cpu_name()}, {format_count(usable_cores(), 'core')}")
 
 
 def _cpu_name() -> str:
@@ -84,7 +85,7 @@ def _cpu_name() -> str:
 
 
 def mig_hint(gpu: Gpu) -> str:
-    """Name the devices of a GPU in MIG mode that can be used."""
+    """Return advice for a GPU in MIG mode: its MIG devices, which can be used."""
     if not gpu.mig_devices:
         return "in MIG mode without a MIG device; make one with nvidia-smi mig -cgi PROFILE -C"
     parts = ", ".join(f"{part.uuid} ({part.name})" for part in gpu.mig_devices)
@@ -106,26 +107,26 @@ def _find(setting: str, environ: Mapping[str, str]) -> Device:
     if number < len(visible):
         return _device(visible, number)
     wanted = "" if setting == "auto" else f", {setting} is not among them"
-    raise DeviceUnavailable(f"{_seen(found, visible, environ)}{wanted}")
+    raise DeviceUnavailable(f"{_describe_visible(found, visible, environ)}{wanted}")
 
 
-def _seen(found: Sequence[Gpu], visible: Sequence[Visible], environ: Mapping[str, str]) -> str:
-    seen = f"the NVIDIA driver sees {len(found)} {'GPU' if len(found) == 1 else 'GPUs'}"
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    return seen if named is None else f"{seen}, CUDA_VISIBLE_DEVICES={named} leaves {len(visible)}"
+def _describe_visible(found: Sequence[Gpu], visible: Sequence[Visible], environ: Mapping[str, str]) -> str:
+    count = f"the NVIDIA driver sees {format_count(len(found), 'GPU')}"
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    return count if variable is None else f"{count}, CUDA_VISIBLE_DEVICES={variable} leaves {len(visible)}"
 
 
 def _device(visible: Sequence[Visible], number: int) -> Device:
     gpu, part = visible[number].gpu, visible[number].part
     if part is not None:
-        return _described(number, part)
+        return _make_device(number, part)
     if gpu.mig_mode:
         raise DeviceUnavailable(f"{gpu.name} ({gpu.uuid}) is {mig_hint(gpu)}")
-    return _described(number, gpu)
+    return _make_device(number, gpu)
 
 
-def _together(first: Device, further: Sequence[Device]) -> Device:
-    """GPUs of one process as one device; the same GPU may have been named by its number and its UUID."""
+def _join(first: Device, further: Sequence[Device]) -> Device:
+    """Join the GPUs of one process to one device; number and UUID may name the same GPU."""
     uuids = [device.uuid for device in (first, *further)]
     if len(set(uuids)) < len(uuids):
         raise DeviceUnavailable("it names a GPU twice")
@@ -135,20 +136,20 @@ def _together(first: Device, further: Sequence[Device]) -> Device:
     return replace(first, description=description, further=tuple(further))
 
 
-def _described(number: int, device: Gpu | MigDevice) -> Device:
+def _make_device(number: int, device: Gpu | MigDevice) -> Device:
     size_bytes = device.memory_total_bytes
     size = "" if size_bytes is None else f", {size_bytes / 2**30:.0f} GiB"
     return Device("cuda", number, f"{device.name}{size}", device.uuid)
 
 
 def _by_uuid(uuid: str, found: Sequence[Gpu], visible: Sequence[Visible]) -> Device:
-    """A MIG device may be used where it was named, or its whole GPU."""
+    """Find a device; a MIG device is usable if CUDA_VISIBLE_DEVICES names it or its GPU."""
     for number, device in enumerate(visible):
         if uuid == (device.part or device.gpu).uuid:
             return _device(visible, number)
         for part in device.gpu.mig_devices if device.part is None else ():
             if uuid == part.uuid:
-                return _described(number, part)
+                return _make_device(number, part)
     if uuid in _uuids(found):
         raise DeviceUnavailable("CUDA_VISIBLE_DEVICES does not name it")
     raise DeviceUnavailable(

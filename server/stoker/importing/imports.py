@@ -31,6 +31,7 @@ from stoker.settings.choices import WAY_NAMES, WayName
 from stoker.system.child_orders import order_child
 from stoker.system.durable import staging_folder
 from stoker.system.extensions import require_extension
+from stoker.system.wording import format_count
 
 _CONVERTING: Final = "stoker.importing.conversions"
 _ARCHIVE: Final = ".mar"
@@ -331,7 +332,7 @@ def rows_of_table(ways: Ways) -> list[tuple[str, ...]]:
                 str(one.flips),
                 "isolated" if one.batched else "mixed",
                 f"{one.one_row_ms:.3g} ms",
-                f"{one.best_rows} row{'s' * (one.best_rows > 1)} {one.best_ms:.3g} ms",
+                f"{format_count(one.best_rows, 'row')} {one.best_ms:.3g} ms",
                 f"{one.memory_bytes / 1e6:.0f} MB",
                 f"{one.load_s:.1f} s",
                 remark,

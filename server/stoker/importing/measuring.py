@@ -23,14 +23,15 @@ from stoker.device.first_batches import time_batches
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, powers_of_two
 from stoker.samples.sample import find_sample_feeds
 from stoker.settings.choices import Acceleration
 from stoker.settings.server import ServerSettings
 from stoker.system.child_orders import answer_order
+from stoker.system.wording import format_count
 from stoker.takeover.comparison import Comparison, compare
 from stoker.tensors import TensorInfo, all_finite, number_kind
 from stoker.wire.packed import pack, unpack
@@ -324,9 +325,11 @@ def compare_cases(loaded: LoadedModel, cases: Sequence[Case], tolerance: float) 
     elif strict.results.get("not_finite"):
         differs = "it gives NaN or infinities, and the original does not"
     elif strict.requests and not strict.agrees:
-        differs = f"its answers differ by up to {difference:.2g} of the largest number"
+        differs = "its answers differ" + f" by up to {difference:.2g} of the largest number" * bool(
+            difference
+        )
     elif flips:
-        differs = f"{flips} classes differ"
+        differs = f"{format_count(flips, 'class', 'classes')} differ"
     return {
         "differs": differs,
         "difference": difference,

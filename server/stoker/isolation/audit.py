@@ -1,23 +1,24 @@
 """Audits answers while a model serves: a row runs again at the same position among other rows, for the same bits.
 
-The rows tried beside a row before the model serves cannot cover everything that callers send. An audit compares the
-answer that a caller was given, beside the rows of other callers, with the answer that the same row gets beside rows
-derived from itself. It needs no data of other callers, and it checks the very batches that are served.
+The tests before a model serves cannot cover all rows that callers send. An audit compares the answer that a caller
+got, beside the rows of other callers, with the answer that the same row gets beside rows derived from itself. It
+needs no data of other callers, and it checks the very batches that are served.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from stoker.isolation.companions import Companions
-from stoker.isolation.difference import Noisy, count_unexplained, largest_difference, measure_noise, same_bits
-from stoker.isolation.row_test import Run, in_one_line
+from stoker.isolation.difference import largest_difference, same_bits
+from stoker.isolation.model_errors import in_one_line
+from stoker.isolation.noise import Noisy, measure_noise
+from stoker.isolation.row_test import Run
 from stoker.tensors import all_finite
 
 _KINDS: Final = (("zero", "other", "large", "short"), ("other",))
@@ -30,7 +31,7 @@ _SHOWN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class AuditedRows:
-    """Rows of one caller from a batch, with the answers they were given.
+    """Rows of one caller from a batch, with the answers that the caller got.
 
     Attributes:
         size: The batch's size in rows, padding included.
@@ -63,8 +64,8 @@ class AuditResult:
 
     Attributes:
         result: `passed` if the answers were equal, `failed` if not, `skipped` if that cannot be decided.
-        reason: Why it did not pass; else empty.
-        given: Digest of the answer that the caller was given.
+        reason: The reason why it did not pass; else empty.
+        given: Digest of the answer that the caller got.
         found: Digest of the answer of the second run.
         noise: The largest relative difference between runs of an equal batch of this model so far.
     """
@@ -90,11 +91,11 @@ def copy_rows(
 
 
 def audit(run: Run, taken: AuditedRows, noise: float = 0.0) -> AuditResult:
-    """Run rows again among others, and compare the answers with those that the caller was given.
+    """Run rows again among others, and compare the answers with those that the caller got.
 
     Args:
         run: The model, as a function of named tensors.
-        noise: The noise of the device as known so far, relative to the output.
+        noise: The noise of the device as measured so far, relative to the output.
     """
     refusal = ""
     for kinds in _KINDS:
@@ -105,7 +106,9 @@ def audit(run: Run, taken: AuditedRows, noise: float = 0.0) -> AuditResult:
             refusal = in_one_line(error)
             continue
         return _compare(run, batch, taken, found, noise)
-    return AuditResult("skipped", f"it does not take what was put beside the row: {refusal}", noise=noise)
+    return AuditResult(
+        "skipped", f"it does not take the rows that were put beside the row: {refusal}", noise=noise
+    )
 
 
 def _compare(
@@ -135,7 +138,7 @@ def _batch(taken: AuditedRows, kinds: Sequence[str]) -> dict[str, np.ndarray]:
     own = {name: array[:1] for name, array in taken.inputs.items()}
     companions = Companions([own])
     known = [kind for kind in kinds if kind in companions.kinds()]
-    # The model need not be known to keep NaN and infinities of one row out of the others, so they are left out.
+    # NaN and infinities are left out: the model may be one that does not keep them out of other rows.
     beside = [
         row for kind in known for row in companions.grades(kind) if all(map(all_finite, row.values()))
     ] or [own]
@@ -167,36 +170,3 @@ def _digest(answers: Sequence[np.ndarray]) -> str:
     for array in answers:
         digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return digest.hexdigest()[:_DIGEST]
-
-
-class BatchMonitor:
-    """Inspects the batches of one thread.
-
-    Attributes:
-        wants_rows: Whether to keep a row of the next batch that has room for another one, for an audit.
-        kept_rows: The rows that were kept; the auditor reads and resets them.
-        non_finite_rows: Number of rows with NaN or infinite answers to finite inputs; reset by the thread that adds
-            it to the metrics.
-    """
-
-    def __init__(self) -> None:
-        self.wants_rows = False
-        self.kept_rows: AuditedRows | None = None
-        self.non_finite_rows = 0
-        self._random = random.Random(0)  # noqa: S311  # needs no cryptographic randomness
-
-    def count_non_finite(
-        self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int
-    ) -> None:
-        """Count the rows of a batch with unexplained non-finite answers; see `count_unexplained`."""
-        unexplained = count_unexplained(inputs, outputs, rows)
-        if unexplained:
-            self.non_finite_rows += unexplained
-
-    def keep_rows(
-        self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], bounds: Sequence[int]
-    ) -> None:
-        """Keep the rows between two consecutive `bounds`, which belong to one caller, for an audit."""
-        part = self._random.randrange(len(bounds) - 1)
-        self.kept_rows = copy_rows(inputs, outputs, bounds[part], bounds[part + 1])
-        self.wants_rows = False

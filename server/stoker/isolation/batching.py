@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.row_isolation import RowIsolation
+from stoker.system.wording import format_count
 from stoker.tensors import ModelTensors
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GraphAnalysis:
-    """The result of following the batch axis through a model's graph.
-
-    Attributes:
-        finding: `apart` if no operator between input and output lets one row affect another, `mixed` if one does,
-            `unknown` if there are operators for which this is not known.
-        reason: For `mixed` and `unknown` one sentence that names the node, shown to the operator; else empty.
-    """
-
-    finding: Literal["apart", "mixed", "unknown"]
-    reason: str = ""
 
 
 _VOUCH: Final = "batching: rows"
@@ -37,7 +24,7 @@ _SAMPLE: Final = "sample_input: FILE or batching: rows"
 _BOUNDS: Final = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
 """Tolerated differences between answers alone and in a batch, by the least precise output, without a warning."""
 _REDUCED: Final = {"tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
-"""Likewise, by what products are computed in where that is less precise than the outputs."""
+"""The same, by the precision of products if that is less than the precision of the outputs."""
 _MIDDLE: Final = 16
 
 
@@ -49,13 +36,13 @@ def decide_batching(
     sample: Mapping[str, np.ndarray] | None = None,
     computed_in: str | None = None,
 ) -> RowIsolation:
-    """Determine whether a model's rows affect each other, and what that conclusion is based on.
+    """Determine whether a model's rows affect each other, and how that is known.
 
     Args:
         tensors: Its inputs and outputs; `batched` says whether their first axes may be one batch axis.
         read: Analyses its graph; None if there is no graph to analyse.
-        sample: Rows that it is known to answer, if there are any.
-        computed_in: The precision of its products, as the setting calls it; None if it is that of its tensors.
+        sample: Rows that the model is known to answer; None without any.
+        computed_in: The precision of its products, by the name in the setting; None for that of its tensors.
 
     Raises:
         LoadFailed: The operator vouches for rows, and an output has no entry for each row.
@@ -83,7 +70,7 @@ def decide_batching(
 
 def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
     proven = reading.finding == "apart"
-    tested = f"tested with companions in {evidence.companions} batches"
+    tested = f"tested with companions in {format_count(evidence.companions, 'batch', 'batches')}"
     if evidence.finding == "mixed":
         return RowIsolation(
             False,
@@ -117,7 +104,7 @@ def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
 
 
 def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
-    """The finding on the operator's word, with a warning where the evidence contradicts it."""
+    """Believe the operator, and warn if the evidence contradicts it."""
     against = reading.reason if reading.finding == "mixed" else ""
     if not evidence.has_rows:
         raise LoadFailed(
@@ -138,17 +125,20 @@ def _warn_of_differences(
 ) -> None:
     if evidence.difference is None:
         return
+    if not evidence.difference:
+        logger.info("%s: answers in a batch equal answers alone", name)
+        return
     bound = max((_BOUNDS.get(info.dtype, 0.0) for info in tensors.outputs), default=0.0)
     usual = evidence.difference <= max(bound, _REDUCED.get(computed_in or "", 0.0))
-    said = ""
+    remark = ""
     if not usual:
-        said = "; that is much for their type"
+        remark = "; that is much for their type"
     elif evidence.difference > bound:
-        said = f"; that is usual for {computed_in}"
+        remark = f"; that is usual for {computed_in}"
     logger.log(
         logging.INFO if usual else logging.WARNING,
         "%s: answers in a batch differ from answers alone by at most %.2g of the largest number%s",
         name,
         evidence.difference,
-        said,
+        remark,
     )

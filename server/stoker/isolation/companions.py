@@ -1,30 +1,26 @@
-"""Rows to test a model with: ordinary ones, and companions that reveal whether one row affects another.
+"""Companions of rows, which reveal whether one row affects another.
 
 Companions are as different from an ordinary row as the model accepts: zeros, huge and negative numbers, NaN,
-infinities, denormal numbers, integers up to the limits of what the model accepts, texts of other lengths and scripts.
+infinities, denormal numbers, integers up to the limits that the model accepts, texts of other lengths and scripts.
 They are deterministic.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.isolation.difference import same_bits
-from stoker.system.resources import require_memory
-from stoker.tensors import TensorInfo, number_kind
+from stoker.tensors import number_kind
 
 Row = Mapping[str, np.ndarray]
 """One row of each input, `[1, *row_shape]`."""
 
 NON_FINITE: Final = ("nan", "infinite", "negative infinite")
 _FLOAT_KINDS: Final = ("zero", "large", "huge", "negative", *NON_FINITE, "denormal")
-_SENTENCES: Final = (
+SENTENCES: Final = (
     b"the of and to in is you that it he was for on are as with his they at be this have from",
     b"how many good days will she take from us",
     b"one had by word but not what all were we when your can said there use an each which do their time if up other "
@@ -34,91 +30,27 @@ _SENTENCES: Final = (
 _TEXTS: Final = {
     "empty": [b""],
     "short": [b"a"],
-    "words": [b" ".join(_SENTENCES)],
+    "words": [b" ".join(SENTENCES)],
     "long": [b"stoker " * 143],
     "foreign": ["Ωмега 漢字 \U0001f525".encode(), b"stoker"],
 }
-_ROWS: Final = 3
-_FREE_SIZES: Final = (8, 32, 64, 1, 128, 224)
-"""Sizes tried for free axes: some models accept only multiples of 32, some only the sizes they were trained with."""
 _LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
-"""Integers tried in ascending order before the largest: a model may allocate that many of something."""
-
-
-def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
-    """Yield several ways to make up rows, the most plausible first; a model may refuse some of them.
-
-    Raises:
-        MemoryError: There is no memory for them and the batches that they are put into.
-    """
-    _check_memory(inputs)
-    sizes = _FREE_SIZES if any(-1 in info.shape[1:] for info in inputs) else _FREE_SIZES[:1]
-    has_texts = any(info.dtype == "string" for info in inputs)
-    for size in sizes:
-        for texts in (_SENTENCES, ()) if has_texts else ((),):
-            yield Companions([_made_up(inputs, size, seed, texts[seed : seed + 1]) for seed in range(_ROWS)])
-    if has_texts:
-        pictures = [_png(seed) for seed in range(_ROWS)]
-        for contents in (pictures, [b""] * _ROWS):
-            yield Companions(
-                [_made_up(inputs, sizes[0], seed, contents[seed : seed + 1]) for seed in range(_ROWS)]
-            )
-
-
-def _check_memory(inputs: Sequence[TensorInfo]) -> None:
-    """Check that there is memory for rows of them, one more of 8-byte numbers, and batches of the rows."""
-    elements = {info.name: math.prod(abs(size) for size in info.shape[1:]) for info in inputs}
-    needed = sum(elements[info.name] * (2 * _ROWS * _item_bytes(info.dtype) + 8) for info in inputs)
-    named = ", ".join(f"{name} ({count:,} numbers)" for name, count in elements.items())
-    require_memory(needed, f"trying {_ROWS} rows of {named}")
-
-
-def _item_bytes(dtype: str) -> int:
-    return np.dtype(object if dtype == "string" else dtype).itemsize
-
-
-def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
-    """Make plausible inputs with up to three different rows; deterministic. Free sizes other than the batch are 8.
-
-    Raises:
-        MemoryError: There is no memory for them.
-    """
-    _check_memory(inputs)
-    made = [_made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
-    return {info.name: np.concatenate([row[info.name] for row in made]) for info in inputs}
-
-
-def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Sequence[bytes] = ()) -> Row:
-    """Make one plausible row, deterministic for a seed.
-
-    Args:
-        texts: The content of string inputs; by default words.
-    """
-    random = np.random.default_rng((20260721, seed))
-    row = {}
-    for info in inputs:
-        shape = (1, *(free_size if size < 0 else size for size in info.shape[1:]))
-        if info.dtype == "string":
-            row[info.name] = _texts(shape, texts or [f"word{seed}".encode()])
-        elif info.kind == "f":
-            row[info.name] = random.random(shape).astype(info.dtype)
-        else:
-            # Small enough to be a valid index into any table that the model looks up.
-            row[info.name] = random.integers(0, 2, shape).astype(info.dtype)
-    return row
+"""Integers tried in ascending order before the largest: a model may allocate memory for that many elements."""
+ROWS: Final = 3
+"""The number of ordinary rows of a test."""
 
 
 class Companions:
     """Test rows of one model, and the companions to put beside them.
 
     Attributes:
-        rows: Three ordinary rows; they may be equal where no other row could be derived from the given one.
+        rows: Three ordinary rows; they are equal if no other row can be derived from the given one.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         """Take up to three rows that the model answers; missing ones are permutations of the given ones."""
-        self.rows = list(rows[:_ROWS])
-        while len(self.rows) < _ROWS:
+        self.rows = list(rows[:ROWS])
+        while len(self.rows) < ROWS:
             self.rows.append(_reordered(self.rows[0], len(self.rows)))
 
     @property
@@ -132,7 +64,7 @@ class Companions:
         return any(number_kind(array.dtype) == "f" for array in self.rows[0].values())
 
     def kinds(self) -> list[str]:
-        """The kinds of companions that exist for these inputs, as named for `grades`."""
+        """Return the kinds of companions that exist for these inputs, as named for `grades`."""
         found: dict[str, None] = {"other": None, "same": None}
         for array in self.rows[0].values():
             if number_kind(array.dtype) == "f":
@@ -168,7 +100,7 @@ def same_rows(one: Row, other: Row) -> bool:
 
 def _grades(kind: str, array: np.ndarray) -> list[np.ndarray]:
     if array.dtype == object:
-        return [_texts(array.shape, _TEXTS[kind])] if kind in _TEXTS else []
+        return [text_array(array.shape, _TEXTS[kind])] if kind in _TEXTS else []
     if number_kind(array.dtype) == "f":
         return [_float(kind, array)] if kind in _FLOAT_KINDS else []
     if kind == "zero":
@@ -209,7 +141,7 @@ def _limits(dtype: np.dtype[Any]) -> Any:
 
 
 def _reordered(row: Row, seed: int) -> Row:
-    """A row with the values of another one permuted, so that each value is one that the model accepts."""
+    """Return a row with the values of another one permuted: the model accepts each of them."""
     random = np.random.default_rng((20260721, seed))
     reordered = {}
     for name, array in row.items():
@@ -221,18 +153,8 @@ def _reordered(row: Row, seed: int) -> Row:
     return reordered
 
 
-def _texts(shape: tuple[int, ...], contents: Sequence[bytes]) -> np.ndarray:
+def text_array(shape: tuple[int, ...], contents: Sequence[bytes]) -> np.ndarray:
+    """Return an array of texts, which repeat the given ones."""
     texts = np.empty(shape, object)
     texts.reshape(-1)[:] = [contents[place % len(contents)] for place in range(texts.size)]
     return texts
-
-
-def _png(seed: int) -> bytes:
-    """An encoded image of 8 × 8 pixels of one colour, for models that take encoded images."""
-    colour = bytes((40 + 60 * seed, 120, 200 - 50 * seed))
-    pixels = zlib.compress((b"\0" + colour * 8) * 8)
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)), (b"IDAT", pixels), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-        for name, content in chunks
-    )

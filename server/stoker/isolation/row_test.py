@@ -17,15 +17,18 @@ from typing import Final, Literal
 
 import numpy as np
 
-from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_rows, same_rows
-from stoker.isolation.difference import Noisy, largest_difference, measure_noise, same_bits
+from stoker.isolation.companions import NON_FINITE, Companions, Row, same_rows
+from stoker.isolation.difference import largest_difference, same_bits
+from stoker.isolation.made_up_rows import made_up_rows
+from stoker.isolation.model_errors import in_one_line
+from stoker.isolation.noise import Noisy, measure_noise
 from stoker.tensors import TensorInfo
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A model as a function of named tensors; their first axes are the batch axis."""
 
 _BUDGET_S: Final = 0.025
-"""How long optional tests go on after the mandatory ones."""
+"""The time for optional tests after the mandatory ones."""
 _SLOW_ROW_S: Final = 0.01
 _TELLING: Final = ("nan", "huge", "negative", "infinite", "high", "long", "empty")
 """The kinds that suffice for a slow model whose graph is already known to keep rows apart."""
@@ -33,7 +36,6 @@ _OTHER_ANSWER: Final = 1e-2
 """Relative to the output: kernels of other shapes do not differ by this much for every row."""
 _MOST_BATCH_BYTES: Final = 64 << 20
 _MUCH_LONGER: Final = 20
-_SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ class Evidence:
     Attributes:
         finding: `apart` if no answer changed with the rows beside it, `mixed` if one did or if outputs have not one
             answer for each row, `unknown` if the model refused all made-up rows.
-        reason: Why it is not `apart`, shown to the operator; else empty.
+        reason: The reason why it is not `apart`, shown to the operator; else empty.
         non_finite: Whether NaN and infinities were among the companions, or cannot occur in the inputs.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             its output; None if nothing was compared.
-        has_rows: Whether each output had one entry for each row, as far as that was seen.
+        has_rows: Whether each output had one entry for each row in all batches.
     """
 
     finding: Literal["apart", "mixed", "unknown"]
@@ -80,7 +82,7 @@ def try_rows(
     Args:
         inputs: Its inputs; the first axis of each is the batch axis.
         sizes: Batch sizes to test, in addition to 2 and 3.
-        sample: Rows that the model is known to answer, `[rows, ...]` of each input; None to make some up.
+        sample: Rows that the model is known to answer, `[rows, ...]` of each input; None to make up rows.
         proven: Whether the graph is known to keep rows apart: then a slow model is tested with few batches.
     """
     if sample is None:
@@ -111,7 +113,7 @@ def try_rows(
     except Noisy:
         return Evidence("unknown", "equal batches get different answers", test.compared, test.non_finite)
     if not test.compared:
-        return Evidence("unknown", "every other row that was made up is refused")
+        return Evidence("unknown", "it refuses all other rows that were made up")
     return Evidence("apart", "", test.compared, test.non_finite, test.difference)
 
 
@@ -155,9 +157,9 @@ class _RowTest:
         feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         begun_s = self._clock_s()
         outputs = self._model(feeds)
-        # Overwritten by each run: the first ones include one-time costs such as the choice of kernels.
+        # Each run overwrites the time: the first ones include one-time costs such as the choice of kernels.
         self._row_s = (self._clock_s() - begun_s) / len(rows)
-        # What the other rows hold may decide how many answers there are; those of the first rows then look right.
+        # The number of answers may depend on the contents of other rows; then the first answers look right.
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) != len(rows):
                 shape = list(array.shape)
@@ -213,7 +215,7 @@ class _RowTest:
                     break
 
     def _compare_companions(self, kinds: Sequence[str]) -> None:
-        """Compare the answers to companions too: a row may be affected only if it is itself far from ordinary."""
+        """Compare the answers to companions too: possibly only an unusual row is affected."""
         for number, kind in enumerate(kinds):
             if kind != "same":
                 self._rows.append(self._beside[kind])
@@ -231,7 +233,7 @@ class _RowTest:
                     yield size, place, (turn + position) % len(self._ordinary), (first, second)
 
     def _compare(self, size: int, place: int, row: int, *kinds: str) -> None:
-        """Compare with companions of these kinds in turn, those that the model accepts."""
+        """Compare with companions of those kinds that the model accepts, in turn."""
         taken = [kind for kind in kinds if kind in self._beside]
         if taken:
             named = " and ".join(map(repr, dict.fromkeys(taken)))
@@ -239,7 +241,7 @@ class _RowTest:
             self._compare_beside(size, place, row, beside, f"rows of the kind {named}")
 
     def _compare_beside(self, size: int, place: int, row: int, beside: Sequence[Row], named: str) -> bool:
-        """Compare one row's answer; returns whether the model accepts such a batch, since a refusal proves nothing.
+        """Compare one row's answer; return whether the model accepts such a batch, because a refusal proves nothing.
 
         Raises:
             Noisy: The noise is too large to conclude anything.
@@ -267,7 +269,7 @@ class _RowTest:
                 )
 
     def _noise_of(self, size: int, place: int, row: int) -> float:
-        """The difference between answers to equal batches; measured only where bits differ.
+        """Measure the difference between answers to equal batches; called only if bits differ.
 
         Raises:
             Noisy: The noise is too large to conclude anything.
@@ -278,7 +280,7 @@ class _RowTest:
         return self.noise
 
     def _reference(self, size: int, place: int, row: int) -> list[np.ndarray]:
-        """The answers to a row beside ordinary rows; computed once."""
+        """Return the answers to a row beside ordinary rows; computed once."""
         key = (size, place, row)
         if key not in self._references:
             outputs = self._run(self._batch(size, place, row, self._others(row)))
@@ -319,11 +321,6 @@ class _RowTest:
             ) from error
 
 
-def in_one_line(error: Exception) -> str:
-    """The message of a model's error, shortened and in one line; its type if it has none."""
-    return " ".join(str(error).split())[:_SHOWN] or type(error).__name__
-
-
 def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:
-    """A copy of one row of each output, valid after the outputs are reused."""
+    """Copy one row of each output: outputs may be reused."""
     return [array[place : place + 1].copy() for array in outputs.values()]

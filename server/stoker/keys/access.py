@@ -7,9 +7,9 @@ from collections.abc import Callable
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import OutOfScope, StokerError, Unauthorized
+from stoker.errors import NotReady, OutOfScope, StokerError, Unauthorized
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.keys.keyring import BEARER_HEADER
+from stoker.keys.keyring import BEARER_HEADER, bearer_of
 from stoker.keys.verifier import KeyVerifier
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class Access:
 
     def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
         """Return the error for a denied request; `sent_as` is how its protocol sends keys, as in `BEARER_HEADER`."""
+        verifiers = [verifier for verifier in (self._keys, self.tokens) if verifier is not None]
+        if bearer_of(authorization) and not all(verifier.is_readable for verifier in verifiers):
+            # The key may be right.
+            return NotReady("The server cannot read its keys; its log says why.", retry_after_s=1)
         if self._keys is not None and self._keys.out_of_scope(authorization):
             return OutOfScope("This key is valid, but not for this model.")
         if self.tokens is not None:

@@ -123,6 +123,11 @@ class TokenVerifier:
         self._accepted: dict[bytes, _Claims] = {}
         self._load()
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether the secret could be read when it was last needed."""
+        return self._secret is not None
+
     def verify(self, authorization: bytes) -> bool:
         """Return whether the value of an `Authorization` header carries a valid token; see `holder`."""
         return self.holder(authorization) is not None
@@ -164,6 +169,8 @@ class TokenVerifier:
         """Issue a token to a holder of a key."""
         holder = self._keys.holder(authorization)
         if holder is None:
+            if not self._keys.is_readable:
+                raise NotReady(f"The keys of {self._service} cannot be read; the server's log says why.")
             raise Unauthorized(
                 "A key of the service is needed for a token: send 'Authorization: Bearer <key>'."
             )
@@ -234,7 +241,7 @@ class TokenVerifier:
             if self._reported_generation != self._generation[0]:
                 self._reported_generation = self._generation[0]
                 _log.error(
-                    "every token of service %s is refused until its secret can be read: %s",
+                    "requests with tokens of service %s get 503 until its secret can be read: %s",
                     self._service,
                     error,
                 )

@@ -27,6 +27,8 @@ from stoker.system.durable import read_regular
 # Represents "no header was accepted yet": random, so that no header equals it, not even an empty one.
 _NO_HEADER = secrets.token_bytes(32)
 _REMEMBERED: Final = 1024
+_UNREADABLE: Final = -1
+"""Takes the place of the generation of keys that could not be read."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +76,13 @@ class KeyVerifier:
             if not (self._path.exists() or (keys_dir / "generation").exists()):
                 raise FileNotFoundError(f"there are no keys in {keys_dir}")
             self._generation = FileGeneration(keys_dir) if generation is None else generation
-            self._loaded_generation = -1
+            self._loaded_generation = _UNREADABLE
             self._reload()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the files of the keys could be read when they were last needed."""
+        return self._loaded_generation != _UNREADABLE
 
     def verify(self, authorization: bytes) -> bool:
         """Return whether the value of an `Authorization` header carries a valid key; see `holder`."""
@@ -163,18 +170,18 @@ class KeyVerifier:
             self._digests = None
             self._report(
                 generation,
-                f"every key of service {self._service} is refused until {self._path} can be read: {error!r}",
+                f"requests to service {self._service} get 503 until {self._path} can be read: {error!r}",
             )
             return
         if self._model is not None:
             try:
                 self._callers = read_callers(self._keys_dir)
             except InvalidSettings as error:
-                self._report(generation, f"every named key is refused: {error}")
+                self._report(generation, f"requests with named keys get 503: {error}")
 
     def _report(self, generation: int, message: str) -> None:
         # The generation is not recorded: the next request tries again, so a repaired file needs no restart.
-        self._loaded_generation = -1
+        self._loaded_generation = _UNREADABLE
         if self._reported_generation != generation:
             self._reported_generation = generation
             _log.error("%s", message)

@@ -37,6 +37,7 @@ from stoker.models.repository import Repository
 from stoker.models.setting_rules import check_settings, may_run_code
 from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.swagger_files import find_swagger_files
+from stoker.models.texts import find_text_input
 from stoker.models.ways import Bench, choose_here
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
 from stoker.settings.image_input import Decoding, ImageInput, read_image_input
@@ -239,6 +240,7 @@ def _own_values(
         "signatures": model.signature or (),
         "sample_input": model.sample_input and model.sample_input.absolute(),
         "image": _image(model, source),
+        "text": find_text_input(source, model_dir, model),
         "acceleration": _acceleration(model, source.name, framework),
         "engine_cache": _engine_cache(model, source, framework, fingerprint, placement, workspace),
         "admission": model.admission or ("rows" if model.target_ms is None else "target"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.system.wording import format_count
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -44,7 +46,7 @@ def place(devices: Sequence[str], replicas: int, cores: int) -> Placement:
     more = "; name a GPU, such as cuda:0, to have more on it" if "auto" in kept else ""
     return Placement(
         tuple(kept),
-        f"{len(wanted)} replicas were asked for, {len(kept)} {'runs' if len(kept) == 1 else 'run'}: "
+        f"{format_count(len(wanted), 'replica')} were asked for, {len(kept)} {'runs' if len(kept) == 1 else 'run'}: "
         f"{where} there is at most one for each core, and this server may use {cores}{more}",
     )
 

@@ -36,6 +36,7 @@ from stoker.errors import OperatorError
 from stoker.settings.names import name_from_file, read_address
 from stoker.system.durable import lock_file, locked, private_folder, replace_file
 from stoker.system.extras import how_to_install, is_installed
+from stoker.system.wording import format_count
 from stoker_base.trees import files_below, remove_tree
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Mirror:
             if not missing:
                 break
             total_bytes = sum(file.size_bytes or 0 for file in missing.values())
-            many = f"{len(missing)} file{'s' * (len(missing) != 1)}"
+            many = format_count(len(missing), "file")
             say(f"fetching {many} ({total_bytes / 1e6:,.1f} MB) of {self.shown}")
             self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()), total_bytes)
             fetched = self._fetch(system, missing, progress)
@@ -434,7 +435,7 @@ def _check_installed(address: str) -> None:
     store = _store_of(address)
     if not (is_installed("fsspec") and is_installed(store.module)):
         raise OperatorError(
-            f"{shown_address(address)} is read by fsspec and {store.module}, which are not installed; "
+            f"{shown_address(address)} is read by the extra {store.extra}, which is not installed; "
             f"{how_to_install(store.extra)}"
         )
 

@@ -16,12 +16,12 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
 from stoker.models.remote_files import fetch_models
-from stoker.scripts.environment import enter_script_folder
+from stoker.scripts.script_process import enter_script_folder
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings

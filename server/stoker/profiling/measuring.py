@@ -14,165 +14,22 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
-import numpy as np
-
-from stoker.deployment import Deployment
 from stoker.device.batch_sizes import with_batch_sizes
 from stoker.device.bucket_choice import BucketChoice, choose_buckets
-from stoker.device.first_batches import batch_inputs, is_pipelined, time_batches
+from stoker.device.first_batches import is_pipelined, time_batches
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import fork, sizes_to_time
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
+from stoker.errors import OperatorError, StokerError
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
-from stoker.offline.script_bodies import ScriptBodies
-from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime, powers_of_two
-from stoker.samples.sample import find_sample_feeds, first_rows
-from stoker.scripts.batching import find_sample
-from stoker.tensors import Signature, number_kind
-from stoker.wire.oip_tensors import DATATYPES
-from stoker.wire.packed import pack
-from stoker_client import tensors as client
-
-# Sample requests to measure a model with, given or made from its signature, as batches and as HTTP requests.
-
-
-_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
-_SEED: Final = 11
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """A request as a caller would send it.
-
-    Attributes:
-        path: The path it is posted to.
-        note: A description for the operator.
-        packed: For a model that takes whole requests, the row that it receives; empty for others.
-    """
-
-    path: str
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    note: str = ""
-    packed: bytes = b""
-
-
-def request_of(loaded: LoadedModel, deployment: Deployment, rows: int) -> SampleRequest:
-    """Make a request for a model.
-
-    Raises:
-        InvalidSettings: A sample is needed, or the sample determines the number of rows.
-        LoadFailed: The sample cannot be read, or the model fails on it.
-    """
-    signature = loaded.signature
-    if signature.takes == "body":
-        return _script_request(loaded, deployment, rows)
-    sample = find_sample_feeds(deployment, _tensors(signature).inputs)
-    if signature.takes == "rows":
-        specs = signature.inputs
-        feeds = dict(zip((spec.name for spec in specs), _rows(loaded, rows), strict=True))
-        noun = "rows" if rows > 1 else "row"
-        note = f"{rows} {noun} of {sample.source}" if sample else f"{rows} random {noun}"
-        return _infer(deployment.name, signature, feeds, f"{note}, binary")
-    if sample is None:
-        raise InvalidSettings(
-            f"{deployment.name} takes tensors of free sizes ({signature}), so a request like those of its callers is "
-            "needed: give one by --data FILE, or lay it beside the model as sample_input.json"
-        )
-    if rows > 1:
-        raise InvalidSettings(
-            f"{deployment.name} gets requests as they are; leave --rows out, and write the rows into --data FILE"
-        )
-    request = _infer(deployment.name, signature, sample.feeds, f"the request of {sample.source}, binary")
-    return SampleRequest(
-        request.path, request.headers, request.body, request.note, packed=pack(dict(sample.feeds))
-    )
-
-
-def batches_of(
-    loaded: LoadedModel, deployment: Deployment, request: SampleRequest
-) -> Callable[[Runtime, int], Callable[[], object]]:
-    """Return a function that, for a runtime of the model and a batch size, returns a function that runs one batch.
-
-    Args:
-        request: The request that fills batches of whole requests.
-    """
-
-    def begin(runtime: Runtime, size: int) -> Callable[[], object]:
-        inputs = [[request.packed] * size] if request.packed else batch_inputs(runtime, size, loaded.sample)
-        return lambda: runtime.run(inputs)
-
-    if request.packed:
-        _check(loaded.runtime.run([[request.packed]]), deployment.name)
-    return begin
-
-
-def _rows(loaded: LoadedModel, rows: int) -> list[np.ndarray]:
-    """The rows of a request: those of the sample, or random numbers between 0 and 1."""
-    inputs = first_rows(loaded.signature.inputs, rows, loaded.sample)
-    if loaded.sample is not None:
-        return inputs
-    chance = np.random.default_rng(_SEED)
-    # Zeros might compute faster than other numbers, and are shorter as text.
-    return [
-        chance.random(array.shape).astype(array.dtype) if number_kind(array.dtype) == "f" else array
-        for array in inputs
-    ]
-
-
-def _script_request(loaded: LoadedModel, deployment: Deployment, rows: int) -> SampleRequest:
-    form = loaded.signature.script
-    assert form is not None, "scripts that take bodies have one"
-    sample = find_sample(deployment, form)
-    if sample is None:
-        raise InvalidSettings(
-            f"{deployment.name} is a script, whose requests only its author knows: give one that it answers by "
-            "--data FILE, lay it beside the script as sample_input.json, or decorate run with inference_schema"
-        )
-    if rows > 1:
-        raise InvalidSettings(
-            f"{deployment.name} gets whole bodies; leave --rows out, and write as many rows into --data FILE"
-        )
-    scripts = ScriptBodies(loaded, 1)
-    # Refused requests cost less than answered ones, so the sample has to be answered.
-    for _ in scripts.answers([sample.body]):
-        pass
-    return SampleRequest(
-        f"/api/v1/service/{quote(deployment.name)}/score",
-        {"Content-Type": sample.content_type},
-        sample.body,
-        f"the body of {sample.source}",
-        packed=scripts.request(0, sample.body),
-    )
-
-
-def _infer(name: str, signature: Signature, feeds: Mapping[str, np.ndarray], note: str) -> SampleRequest:
-    inputs = tuple(
-        client.TensorInfo(info.name, DATATYPES[info.dtype], info.shape) for info in _tensors(signature).inputs
-    )
-    body, text_bytes = client.encode_inputs(client.ModelTensors(name, inputs, ()), feeds, None)
-    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(text_bytes)}
-    return SampleRequest(f"/v2/models/{quote(name)}/infer", headers, body, note)
-
-
-def _tensors(signature: Signature) -> Any:
-    # Of several signatures, requests that name none use the first.
-    return signature.named[0].tensors
-
-
-def _check(outputs: Any, name: str) -> None:
-    for answer in outputs[0]:
-        if isinstance(answer, RowFailure):
-            raise LoadFailed(f"{name} fails on its sample: {answer.error}")
-
+from stoker.profiling.sample_requests import SampleRequest, make_request, prepare_batches
+from stoker.runtimes.base import ForkingRuntime, Runtime, powers_of_two
 
 _LEAST_TIMES: Final = 5
 _MOST_TIMES: Final = 64
@@ -233,14 +90,14 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
         deployment = replace(deployment, batch_buckets=sizes_to_time(deployment))
     loaded = load_model(deployment, device)
     report({"step": "measuring"})
-    request = request_of(loaded, deployment, order.rows)
-    begin = batches_of(loaded, deployment, request)
-    alone = _alone(begin, loaded, order, report, clock_ns)
+    request = make_request(loaded, deployment, order.rows)
+    begin = prepare_batches(loaded, deployment, request)
+    alone = _time_alone(begin, loaded, order, report, clock_ns)
     beside: list[tuple[int, int]] = []
     forks = isinstance(loaded.runtime, ForkingRuntime)
     if forks:
         report({"step": "two at once"})
-        beside = _beside(begin, loaded, deployment.name, alone, order.seconds * _BESIDE_PART, clock_ns)
+        beside = _time_beside(begin, loaded, deployment.name, alone, order.seconds * _BESIDE_PART, clock_ns)
     choice = BucketChoice(loaded.sizes.buckets, "")
     if chooses and choice.buckets:
         choice = choose_buckets(_medians(alone), order.target_ms)
@@ -279,7 +136,7 @@ def _request_facts(request: SampleRequest) -> dict[str, Any]:
     }
 
 
-def _alone(
+def _time_alone(
     begin: Batches, loaded: LoadedModel, order: Order, report: Report, clock_ns: Callable[[], int]
 ) -> list[tuple[int, int]]:
     """Time batches of each size in ascending order, until one takes longer than the target."""
@@ -291,7 +148,7 @@ def _alone(
             # Copies run beside the computation of other batches.
             _, *times = time_batches(loaded.runtime, size, loaded.sample, 1 + _PIPELINED_TIMES)
         else:
-            times = list(_times(begin(loaded.runtime, size), share_ns, clock_ns))
+            times = list(_time_runs(begin(loaded.runtime, size), share_ns, clock_ns))
         timed += [(size, elapsed_ns) for elapsed_ns in times]
         middle_ms = sorted(times)[len(times) // 2] / 1e6
         report({"rows": size, "ms": round(middle_ms, 4), "done": number + 1, "of": len(sizes)})
@@ -300,7 +157,7 @@ def _alone(
     return timed
 
 
-def _times(run: Callable[[], object], share_ns: float, clock_ns: Callable[[], int]) -> Iterable[int]:
+def _time_runs(run: Callable[[], object], share_ns: float, clock_ns: Callable[[], int]) -> Iterable[int]:
     # The first run of a size selects kernels and allocates memory.
     run()
     begun_ns = last_ns = clock_ns()
@@ -313,7 +170,7 @@ def _times(run: Callable[[], object], share_ns: float, clock_ns: Callable[[], in
             return
 
 
-def _beside(
+def _time_beside(
     begin: Batches,
     loaded: LoadedModel,
     name: str,
@@ -333,7 +190,7 @@ def _beside(
             for run in runs:
                 run()
             halves = [
-                thread.submit(list, _times(run, share_ns, clock_ns))
+                thread.submit(list, _time_runs(run, share_ns, clock_ns))
                 for thread, run in zip((first, second), runs, strict=True)
             ]
             times = [half.result() for half in halves]
@@ -344,7 +201,7 @@ def _beside(
 
 
 def main(arguments: list[str]) -> int:
-    """Measure what the first argument says, and write results to the file descriptor in the second one."""
+    """Measure as the first argument, an `Order`, says; write to the file descriptor in the second argument."""
     order, channel = Order(**json.loads(arguments[0])), int(arguments[1])
 
     def report(message: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.tensors import Signature
 
 PROBE_ROWS: Final = (2, 1, 3)

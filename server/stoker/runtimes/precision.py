@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.runtimes.packed import Run
 from stoker.tensors import TensorInfo, number_kind
 
@@ -97,6 +97,13 @@ def compare_precision(
                 "one; use precision: tf32"
             )
     return difference
+
+
+def describe_difference(difference: float, reference: str) -> str:
+    """Return how far outputs are from those of a reference, in words."""
+    if not difference:
+        return f"outputs equal those of {reference}"
+    return f"outputs differ from {reference} by {difference:.2g} of the largest one"
 
 
 def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:

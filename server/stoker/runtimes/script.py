@@ -21,11 +21,23 @@ from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, Outputs, RowFailure, Runtime
-from stoker.runtimes.sequences import BatchStates, SequenceStates
-from stoker.runtimes.tensorflow import import_tensorflow
+from stoker.runtimes.sequence_states import BatchStates, SequenceStates
+from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.runtimes.triton_python import load_triton_model
 from stoker.script_form import ScriptForm
-from stoker.scripts.arguments import (
+from stoker.scripts.batching import BatchedCalls, choose_batching
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.coroutines import finish, share_loop
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.exits import contain
+from stoker.scripts.invocation import ScriptCalls
+from stoker.scripts.request_batches import BatchRun, RequestBatches
+from stoker.scripts.request_batching import choose_request_batches
+from stoker.scripts.results import encode_rows
+from stoker.scripts.script_process import script_folders, script_variables
+from stoker.scripts.script_sample import find_sample
+from stoker.scripts.self_check import UNCHECKED
+from stoker.scripts.sequence_arguments import (
     ENDS,
     ID,
     STARTS,
@@ -35,12 +47,6 @@ from stoker.scripts.arguments import (
     refuse_states,
     sequence_arguments,
 )
-from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
-from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.environment import script_folders, script_variables
-from stoker.scripts.guards import Watchdog, contain, finish, share_loop
-from stoker.scripts.invocation import ScriptCalls, encode_rows
-from stoker.scripts.request_batches import BatchRun, RequestBatches, choose_request_batches
 from stoker.scripts.tensorflow_v1 import first_v1_use, install_version_1, read_uses
 from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import SequenceSettings
@@ -268,7 +274,7 @@ _MAX_ROW_JSON_BYTES: Final = 1 << 20
 def load_script(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Execute and initialise an entry script.
 
-    The process should be one of `stoker.scripts.environment.enter_script_process`.
+    The process should be one of `stoker.scripts.script_process.enter_script_process`.
 
     Raises:
         LoadFailed: The script breaks its contract or `init` raised.

@@ -1,8 +1,8 @@
 """Models of scikit-learn without a script: an estimator in a pickle, or in a file of joblib.
 
-Whatever has its methods is one, such as the classifiers of XGBoost and LightGBM, and so are their boosters, also in
-files of these libraries. Each method is a signature. There is no graph to read, so whether rows see each other is
-known by trying alone.
+An object with the methods of an estimator is one, such as a classifier of XGBoost or LightGBM. Boosters of these
+libraries are served too, also from files of their own. Each method is a signature. There is no graph to read, so only
+trying shows whether rows affect each other.
 
 See decision 44.
 """
@@ -25,27 +25,25 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
-from stoker.runtimes.estimator_columns import (
-    EstimatorInput,
-    Table,
-    possible_inputs,
-    read_booster,
-    wrap_booster,
-)
-from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
+from stoker.runtimes.boosters import read_booster, wrap_booster
+from stoker.runtimes.estimator_columns import possible_inputs
+from stoker.runtimes.estimator_inputs import EstimatorInput, Table
+from stoker.runtimes.packed import Feeds, PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
-from stoker.scripts.entry_script import load_advice
+from stoker.scripts.load_advice import load_advice
 from stoker.system.extras import how_to_install
+from stoker.system.wording import format_count
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_base.former_names import provide_former_names
 
 logger = logging.getLogger(__name__)
 
 _METHODS: Final = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
-_BY_DEFAULT: Final = ("predict", "predict_proba")
-_OF_SCORES: Final = ("predict_proba", "predict_log_proba")
+_DEFAULT_METHODS: Final = ("predict", "predict_proba")
+_SCORE_METHODS: Final = ("predict_proba", "predict_log_proba")
 """Methods whose columns are the classes."""
 _DAMAGED: Final = (
     pickle.UnpicklingError,
@@ -56,21 +54,21 @@ _DAMAGED: Final = (
     struct.error,
     UnicodeError,
 )
-"""The errors of pickle and joblib for files that are cut, changed, or of another kind."""
+"""Errors of pickle and joblib for files that are cut short, changed, or of another kind."""
 
 
 def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtime:
-    """Load an estimator: one method is served row by row where that can be, several request by request.
+    """Load an estimator. One method is served row by row if its rows allow it, several request by request.
 
     The file runs code as it is loaded, and changes how modules are found: the process should have nothing else to do.
 
     Args:
         deployment: The model; its `signatures` are methods.
-        threads: Threads of one operation, and jobs of estimators that were made to have several.
+        threads: The threads of one operation, and the jobs of estimators that use several.
 
     Raises:
         LoadFailed: A package is missing, the file cannot be loaded or holds no estimator, it has no such method, or
-            what it takes is not known.
+            the rows that it takes are unknown.
     """
     del device
     estimator = _read(deployment, threads)
@@ -78,23 +76,23 @@ def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtim
     present = [name for name in _METHODS if callable(getattr(estimator, name, None))]
     if not present:
         raise LoadFailed(
-            f"{deployment.path} holds {_kind(estimator)}, which has none of the methods {', '.join(_METHODS)}: serve "
-            "it by a score.py whose init() loads it"
+            f"{deployment.path} holds {_type_name(estimator)}, which has none of the methods {', '.join(_METHODS)}: "
+            "serve it by a score.py whose init() loads it"
         )
-    named = deployment.signatures or [name for name in present if name in _BY_DEFAULT] or present[:1]
+    named = deployment.signatures or [name for name in present if name in _DEFAULT_METHODS] or present[:1]
     wanted = named if named[0] in _METHODS else [present[0], *named]
-    names = chosen_signatures(deployment.path, present, wanted)
-    taken = _find_input(estimator, names[0], deployment)
-    methods = _make_methods(estimator, names, deployment, taken)
-    runtime = _single(methods[0], deployment) if len(methods) == 1 else _several(methods, deployment)
-    # Azure's server calls it where the model has it and the request names nothing.
+    names = choose_signatures(deployment.path, present, wanted)
+    rows = _find_input(estimator, names[0], deployment)
+    methods = _make_methods(estimator, names, deployment, rows)
+    runtime = _serve_one(methods[0], deployment) if len(methods) == 1 else _serve_several(methods, deployment)
+    # If a request names no method, Azure's server calls `predict_proba` of a model that has it.
     served = [method.name for method in methods]
-    of_azure = "predict_proba" if "predict_proba" in served and not deployment.signatures else served[0]
-    runtime.signature = dataclasses.replace(runtime.signature, method=of_azure)
+    azure_method = "predict_proba" if "predict_proba" in served and not deployment.signatures else served[0]
+    runtime.signature = dataclasses.replace(runtime.signature, method=azure_method)
     return runtime
 
 
-def _single(method: _Method, deployment: Deployment) -> Runtime:
+def _serve_one(method: _Method, deployment: Deployment) -> Runtime:
     runtime = wrap_model(
         deployment,
         method.run,
@@ -104,38 +102,38 @@ def _single(method: _Method, deployment: Deployment) -> Runtime:
     )
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
-    named = NamedSignature(method.name, _as_estimators(tensors, method))
+    named = NamedSignature(method.name, _restore_properties(tensors, method))
     runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
     return runtime
 
 
-def _several(methods: Sequence[_Method], deployment: Deployment) -> Runtime:
+def _serve_several(methods: Sequence[_Method], deployment: Deployment) -> Runtime:
     signatures, runtimes = [], {}
     for method in methods:
-        runtime = _packed(method, deployment, is_default=method is methods[0])
+        runtime = _pack_method(method, deployment, is_default=method is methods[0])
         assert runtime.signature.tensors is not None, "packed rows have them"
         runtimes[method.name] = runtime
         signatures.append(NamedSignature(method.name, runtime.signature.tensors))
     return SignaturesRuntime(signatures, runtimes)
 
 
-def _packed(method: _Method, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
+def _pack_method(method: _Method, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
     own = dataclasses.replace(deployment, name=f"{deployment.name}, method {method.name}")
 
     def pack_rows(rows: Signature) -> Runtime:
         assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(method.run, _as_estimators(rows.model_tensors, method), own, rows.isolation)
+        return PackedRuntime(method.run, _restore_properties(rows.model_tensors, method), own, rows.isolation)
 
-    # What is declared of the model, is declared of its default.
+    # The operator's declaration and sample are for the default method.
     runtime = wrap_model(
         own, method.run, method.tensors, pack_rows, sampled=is_default, examples=method.examples
     )
-    assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
+    assert isinstance(runtime, PackedRuntime), "`pack_rows` and `wrap_model` make no other"
     return runtime
 
 
-def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
-    """The tensors of a runtime with what rows of numbers do not say of an estimator's."""
+def _restore_properties(tensors: ModelTensors, method: _Method) -> ModelTensors:
+    """Return the tensors of a runtime with the properties of an estimator's that a signature of rows lacks."""
     own = method.tensors
     nullable = {info.name: info.nullable for info in own.inputs}
     inputs = tuple(dataclasses.replace(info, nullable=nullable[info.name]) for info in tensors.inputs)
@@ -143,13 +141,13 @@ def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
 
 
 def _make_methods(
-    estimator: Any, names: Sequence[str], deployment: Deployment, taken: EstimatorInput
+    estimator: Any, names: Sequence[str], deployment: Deployment, rows: EstimatorInput
 ) -> list[_Method]:
-    """Make the methods that are served; one of several that nobody has chosen may be left out."""
+    """Make the methods to serve. A failure leaves out a further method, unless the operator chose the methods."""
     methods = []
     for name in names:
         try:
-            methods.append(_make_method(estimator, name, deployment, taken))
+            methods.append(_make_method(estimator, name, deployment, rows))
         except LoadFailed as error:
             if not methods or deployment.signatures:
                 raise
@@ -157,14 +155,14 @@ def _make_methods(
     return methods
 
 
-def _make_method(estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> _Method:
+def _make_method(estimator: Any, name: str, deployment: Deployment, rows: EstimatorInput) -> _Method:
     try:
-        return _Method(estimator, name, deployment, taken)
+        return _Method(estimator, name, deployment, rows)
     except LoadFailed:
         raise
     except Exception as error:
         raise LoadFailed(
-            f"{name} of {deployment.path} does not take {taken}, as its other methods do ({type(error).__name__}: "
+            f"{name} of {deployment.path} does not take {rows}, as its other methods do ({type(error).__name__}: "
             f"{in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
         ) from error
 
@@ -180,8 +178,7 @@ class SklearnRuntime:
 
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Run one batch; see `Runtime.run`."""
-        (given,) = self._method.run({self._input: inputs[0]}).values()
-        return [given]
+        return list(self._method.run({self._input: inputs[0]}).values())
 
     def fork(self) -> SklearnRuntime:
         """Return another runtime of the same estimator."""
@@ -192,30 +189,30 @@ class _Method:
     """A method of an estimator as a function of named tensors.
 
     Attributes:
-        name: Its name, which is that of its output.
-        tensors: What it takes and gives: rows of numbers as float64, texts, or the columns of a table.
-        examples: Rows that it answers, where the estimator says what it was fitted with.
+        name: The name of the method and of its output.
+        tensors: Its inputs and outputs: rows of numbers as float64, texts, or the columns of a table.
+        examples: Rows that it answers, if the estimator shows the values with which it was fitted.
     """
 
-    def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> None:
+    def __init__(self, estimator: Any, name: str, deployment: Deployment, rows: EstimatorInput) -> None:
         """Learn the output from batches of several sizes.
 
         Raises:
-            LoadFailed: It gives no array with an entry for each row.
-            Exception: What the estimator raises.
+            LoadFailed: The method returns no array with an entry for each row.
+            Exception: Any error of the estimator.
         """
         self.name = name
         self._call = getattr(estimator, name)
-        self._taken = taken
-        examples = taken.examples()
-        results = {rows: self._result(_repeat(examples, rows)) for rows in PROBE_ROWS}
+        self._rows = rows
+        examples = rows.examples()
+        results = {count: self._result(_repeat(examples, count)) for count in PROBE_ROWS}
         self._by_output = _is_by_output(results)
         self._dtype = _dtype_of_objects([*results.values()])
         output = self._learn_output(results, deployment.path)
-        if name in _OF_SCORES:
+        if name in _SCORE_METHODS:
             output = dataclasses.replace(output, labels=_labels(estimator, output.shape))
-        self.tensors = ModelTensors(taken.inputs, (output,), batched=True, estimator=True, table=taken.table)
-        self.examples = examples if taken.has_known_values else None
+        self.tensors = ModelTensors(rows.inputs, (output,), batched=True, estimator=True, table=rows.table)
+        self.examples = examples if rows.has_known_values else None
 
     def _learn_output(self, results: Mapping[int, Any], path: Path) -> TensorInfo:
         try:
@@ -230,7 +227,7 @@ class _Method:
         has_rows = all(array.shape[:1] == (rows,) for rows, array in arrays.items())
         if not has_rows or len(kinds) > 1 or not (dtype.name in NUMERIC_DTYPES or dtype.kind == "O"):
             shown = ", ".join(
-                f"{array.dtype}{list(array.shape)} for {rows} row{'s' * (rows > 1)}"
+                f"{array.dtype}{list(array.shape)} for {format_count(rows, 'row')}"
                 for rows, array in sorted(arrays.items())
             )
             raise LoadFailed(
@@ -244,7 +241,7 @@ class _Method:
 
         Raises:
             InvalidInput: The estimator does not take these values, such as NaN.
-            ValueError: It gives something else than an entry for each row.
+            ValueError: The method does not return an entry for each row.
         """
         rows = len(next(iter(feeds.values())))
         array = self._array(self._result(feeds))
@@ -262,13 +259,13 @@ class _Method:
         return _array(result, self._dtype)
 
     def _result(self, feeds: Feeds) -> Any:
-        given = self._taken.value(feeds)
+        argument = self._rows.value(feeds)
         try:
-            # Rows that are tried, and those of callers, may be too large: that is in the answer.
+            # Rows may hold numbers that overflow: the answer shows it, and a warning would be an error in tests.
             with np.errstate(all="ignore"):
-                return self._call(given)
+                return self._call(argument)
         except ValueError as error:
-            # As the checks of its inputs, and those of its encoders, say it.
+            # scikit-learn's checks of inputs, and its encoders, begin their messages so.
             if str(error).startswith(("Input ", "Found unknown categories")):
                 raise InvalidInput.refused_by_model(str(error).partition("\n")[0]) from error
             raise
@@ -279,7 +276,7 @@ def _repeat(examples: Feeds, rows: int) -> dict[str, np.ndarray]:
 
 
 def _is_by_output(results: Mapping[int, Any]) -> bool:
-    """Whether results are lists with an array for each output, as `predict_proba` has it where there are several."""
+    """Whether results are lists with an array for each output, as `predict_proba` returns for several outputs."""
     if all(len(result) == rows for rows, result in results.items() if isinstance(result, list)):
         return False
     return all(
@@ -289,7 +286,7 @@ def _is_by_output(results: Mapping[int, Any]) -> bool:
 
 
 def _labels(estimator: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The classes whose scores are in the columns of an output; of several outputs each has its own."""
+    """Return the class of each column of scores; none for several outputs, each with classes of its own."""
     classes = getattr(estimator, "classes_", None)
     if classes is None or isinstance(classes, list) or shape != (-1, len(classes)):
         return ()
@@ -297,7 +294,7 @@ def _labels(estimator: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _dtype_of_objects(results: Sequence[Any]) -> np.dtype | None:
-    """The dtype of numbers that lie in arrays of objects; None for others."""
+    """Return the dtype of numbers in arrays of objects; None for other arrays."""
     arrays = [one for one in results if isinstance(one, np.ndarray) and one.dtype == object]
     values = [value for array in arrays for value in array.reshape(-1).tolist()]
     if not values or not all(isinstance(value, bool | int | float) for value in values):
@@ -307,24 +304,24 @@ def _dtype_of_objects(results: Sequence[Any]) -> np.dtype | None:
 
 
 def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorInput:
-    """How a method, and so all others, is given its rows.
+    """Find the rows that a method takes; the other methods take the same.
 
     Raises:
-        LoadFailed: It takes them in no way that is known.
+        LoadFailed: The method takes none of the known kinds of rows.
     """
     first: tuple[EstimatorInput, Exception] | None = None
-    for taken in possible_inputs(estimator, deployment.path, deployment.sample_file):
+    for rows in possible_inputs(estimator, deployment.path, deployment.sample_file):
         try:
-            _Method(estimator, name, deployment, taken)
+            _Method(estimator, name, deployment, rows)
         except LoadFailed:
             raise
-        except Exception as error:  # noqa: BLE001  # an estimator may raise anything for what it was not fitted on
-            first = first or (taken, error)
+        except Exception as error:  # noqa: BLE001  # an estimator may raise any error for rows of another kind
+            first = first or (rows, error)
         else:
-            if isinstance(taken, Table):
-                logger.info("%s takes %s", deployment.name, taken)
-            return taken
-    assert first is not None, "there is one way at least"
+            if isinstance(rows, Table):
+                logger.info("%s takes %s", deployment.name, rows)
+            return rows
+    assert first is not None, "there is at least one kind of rows"
     plausible, refusal = first
     raise LoadFailed(
         f"{name} of {deployment.path} does not take {plausible} ({type(refusal).__name__}: {in_one_line(refusal)}); "
@@ -337,11 +334,11 @@ def _array(result: Any, dtype: np.dtype | None) -> np.ndarray:
     """Return a method's result as an array of numbers, or of texts as `bytes`.
 
     Args:
-        dtype: That of the numbers which are objects of Python there; None if there are none.
+        dtype: The dtype of numbers that are objects of Python; None if there are none.
 
     Raises:
-        ValueError: There are numbers among them which it does not hold.
-        TypeError: There are objects among texts which are none.
+        ValueError: The dtype does not hold these numbers.
+        TypeError: An object is no text.
     """
     array = np.asarray(result.toarray() if hasattr(result, "toarray") else result)
     if dtype is not None and array.dtype.kind == "O":
@@ -381,20 +378,20 @@ def _read(deployment: Deployment, threads: int) -> Any:
 
     logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
     provide_former_names(logger.info)
-    # Classes of its own are in modules beside it.
+    # Modules beside the file define the classes of its objects.
     sys.path.extend(folder for folder in [str(path.parent)] if folder not in sys.path)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             estimator = joblib.load(path)
     except Exception as error:
-        raise LoadFailed(_why_unreadable(path, error)) from error
+        raise LoadFailed(_explain_failure(path, error)) from error
     _log_warnings(path, caught)
     return wrap_booster(estimator, threads)
 
 
-def _why_unreadable(path: Path, error: Exception) -> str:
-    """Why a pickle cannot be loaded, in a sentence, and what to do."""
+def _explain_failure(path: Path, error: Exception) -> str:
+    """Return a sentence that says why a pickle cannot be loaded, and what to do."""
     if isinstance(error, _DAMAGED):
         return (
             f"{path} cannot be loaded: it is damaged, cut short, or no pickle ({in_one_line(error)}); copy it anew "
@@ -444,5 +441,5 @@ def _limit_threads(estimator: Any, threads: int) -> None:
         estimator.set_params(**several)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -27,8 +27,10 @@ from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
 from stoker.runtimes.packed import Feeds, packed_signature
 from stoker.samples.sample import find_sample_feeds
 from stoker.scripts import triton_python_backend_utils as pb_utils
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import call_while_loading, execute_script
-from stoker.scripts.guards import Watchdog, contain, finish
+from stoker.scripts.exits import contain
 from stoker.scripts.imports import PROVIDED_FOR_TRITON
 from stoker.scripts.server_calls import CALLERS, on_behalf_of
 from stoker.system.logs import SELF_CHECK, requests_in_log

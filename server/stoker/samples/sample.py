@@ -16,6 +16,7 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.samples.warm_up_requests import make_warm_up_feeds, read_recorded_requests
 from stoker.tensors import TensorInfo, TensorSpec
+from stoker.wire.texts import TEXT
 
 _RECORDED: Final = Path("assets.extra", "tf_serving_warmup_requests")
 
@@ -42,11 +43,17 @@ def find_sample_feeds(deployment: Deployment, inputs: Sequence[TensorInfo]) -> S
     """Find a request that a model is known to answer.
 
     The first of these is used: the file that the setting names, `sample_input.json` beside the model, a SavedModel's
-    `assets.extra/tf_serving_warmup_requests`, Triton's `model_warmup`.
+    `assets.extra/tf_serving_warmup_requests`, Triton's `model_warmup`. Of a model that takes texts they are rows of
+    tokens, and there always are some.
 
     Args:
         deployment: The model; not an entry script, which gets its sample undecoded.
     """
+    if deployment.text is not None and [info.name for info in inputs] == [TEXT]:
+        from stoker.samples.text_sample import find_text_sample
+
+        rows, source = find_text_sample(deployment, deployment.text)
+        return Sample({TEXT: rows}, source)
     file = deployment.sample_file
     if file is not None:
         from stoker.samples.sample_files import read_sample

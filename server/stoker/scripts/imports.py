@@ -18,7 +18,7 @@ PROVIDED_FOR_TORCHSERVE: Final = "ts"
 """The package whose modules `stoker_torchserve` provides to TorchServe's handlers."""
 
 _ON_THE_WAY: Final = ("init", "run", "shutdown")
-"""Functions that the server calls, so what they import is needed."""
+"""Functions that the server calls, so their imports are needed."""
 _CATCH_MISSING: Final = frozenset(("ImportError", "ModuleNotFoundError", "Exception", "BaseException"))
 _PROBE: Final = (
     "import json, sys; from importlib.util import find_spec; "
@@ -33,8 +33,8 @@ class Import:
 
     Attributes:
         name: The package, `a` of `import a.b`.
-        needed: Whether the script fails without it: it is imported when the script is loaded or called, and nothing
-            catches the ImportError.
+        needed: Whether the script fails without the package: the import runs when the script is loaded or called, and
+            no handler catches its ImportError.
     """
 
     name: str
@@ -46,7 +46,7 @@ def read_imports(script: Path, folders: Sequence[Path]) -> list[Import]:
     """List the packages that a script and its own modules import, each with the place where it is needed first.
 
     Args:
-        folders: Where its own modules lie; what is found there is followed.
+        folders: The folders of its own modules, whose imports are listed too.
 
     Raises:
         SyntaxError: The script is no valid Python.
@@ -77,7 +77,7 @@ def read_imports(script: Path, folders: Sequence[Path]) -> list[Import]:
 
 
 def _own_module(name: str, folders: Sequence[Path]) -> Path | None:
-    """The file of one of the script's own modules, or the folder of its package; None for what is installed."""
+    """Return the file of a module of the script's own, or the folder of its package; None for installed modules."""
     for folder in folders:
         path = folder.joinpath(*name.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
@@ -99,7 +99,7 @@ def _imports_of(node: ast.AST, *, is_needed: bool) -> Iterator[tuple[str, int, b
     elif isinstance(node, ast.Try):
         caught = any(map(_catches_missing, node.handlers))
         yield from _imports_in(node.body, is_needed=is_needed and not caught)
-        # What a handler imports stands in for what is missing.
+        # A handler imports a substitute for the missing package.
         yield from _imports_in(node.handlers, is_needed=False)
         yield from _imports_in([*node.orelse, *node.finalbody], is_needed=is_needed)
     elif isinstance(node, ast.If) and _is_type_checking(node.test):
@@ -135,7 +135,7 @@ def find_missing(imports: Iterable[Import], interpreter: Path, provided: Sequenc
         OSError: The interpreter cannot be started.
         subprocess.SubprocessError: It fails, or takes too long.
     """
-    asked = {each.name: each for each in imports if each.name not in provided}
-    command = [str(interpreter), "-P", "-c", _PROBE, json.dumps(list(asked))]
+    checked = {each.name: each for each in imports if each.name not in provided}
+    command = [str(interpreter), "-P", "-c", _PROBE, json.dumps(list(checked))]
     answer = subprocess.run(command, check=True, capture_output=True, timeout=_PROBE_TIMEOUT_S, text=True)
-    return [asked[name] for name in json.loads(answer.stdout)]
+    return [checked[name] for name in json.loads(answer.stdout)]

@@ -1,7 +1,7 @@
 """Scripts made for Azure's parallel run step and batch endpoints: `run(mini_batch)` gets files or rows, offline.
 
-`init()` is called once, `run` with each mini-batch, `shutdown()` at the end where there is one. `run` returns a list
-or data frame with an entry for each item that it could score; the entries become lines, as by `append_row`.
+`init()` is called once, `run` with each mini-batch, `shutdown()`, if the script has it, at the end. `run` returns a
+list or data frame with an entry for each item that it could score; the entries become lines, as by `append_row`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import LoadFailed
-from stoker.scripts.arguments import is_decorated, parameters_of
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import finish
+from stoker.scripts.forms import parameters_of
+from stoker.scripts.schemas import is_decorated
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
 
@@ -34,10 +35,10 @@ class Tally:
 
 
 def enter_folder(script: Path, model_dir: Path, arguments: Sequence[str]) -> None:
-    """Make this process one of a script: its variables, its arguments, and its folder as the current one.
+    """Make this process that of a script: set its variables and arguments, and enter its folder.
 
     Args:
-        arguments: What the script finds in `sys.argv` behind its own name.
+        arguments: Follow the script's path in `sys.argv`.
     """
     folder = script.parent
     os.environ.update(
@@ -60,18 +61,18 @@ class MiniBatchScript:
         script.initialise(finish)
 
     def score(self, mini_batch: Sized, write: Callable[[str], object]) -> None:
-        """Call `run` with a mini-batch, and hand on its results; what it raises is logged, and counted."""
+        """Call `run` with a mini-batch, and write its results; errors are logged and counted."""
         self.tally.items += len(mini_batch)
         try:
             lines = lines_of(call_in_this_process(lambda: finish(self._run(mini_batch))))
         except (Exception, SystemExit) as error:
-            # The command must not end as if all had been scored.
+            # SystemExit too: the command must not end as if it had scored all items.
             raised = (type(error), error, frames_of_script(error) or error.__traceback__)
             logger.error("run() raised: %d items have no result", len(mini_batch), exc_info=raised)  # noqa: TRY400
             self.tally.failed += len(mini_batch)
             return
         if len(lines) < len(mini_batch):
-            # A file may have many results; which ones have none cannot be told.
+            # A file may have many results, so the items without one are unknown.
             self.tally.failed += len(mini_batch) - len(lines)
             logger.warning("run() returned %d results for %d items", len(lines), len(mini_batch))
         self.tally.lines += len(lines)
@@ -85,10 +86,10 @@ class MiniBatchScript:
 
 
 def lines_of(result: Any) -> list[str]:
-    """The lines of what `run` has returned: a data frame's columns with blanks between, other entries as texts.
+    """Return the lines of a result of `run`: columns of a data frame with blanks between, other entries as texts.
 
     Raises:
-        TypeError: It is neither a list, a tuple, an array nor a data frame.
+        TypeError: The result is neither a list, a tuple, an array nor a data frame.
     """
     if hasattr(result, "to_csv") and hasattr(result, "columns"):
         text: str = result.to_csv(sep=" ", header=False, index=False, lineterminator="\n")
@@ -102,7 +103,7 @@ def lines_of(result: Any) -> list[str]:
 
 
 def _plain(entry: Any) -> Any:
-    """Numbers and lists, where numpy's own text would say more than they do, or break into lines."""
+    """Return Python's numbers and lists: numpy's texts have types in them, or line breaks."""
     return entry.tolist() if hasattr(entry, "tolist") else entry
 
 

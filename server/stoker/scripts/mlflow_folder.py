@@ -52,8 +52,8 @@ class MlflowFolder:
     """The content of an `MLmodel` file.
 
     Attributes:
-        inputs: The model's inputs, either columns or tensors; empty without a signature, or with one of another kind,
-            which mlflow itself checks.
+        inputs: The model's inputs, either columns or tensors; empty without a signature, or if mlflow itself has to
+            check a signature of another kind.
     """
 
     folder: Path
@@ -128,7 +128,7 @@ class MlflowFolder:
         return {"inputs": content}
 
     def _inside(self, name: Any, default: str) -> Path:
-        """A file or folder of the model."""
+        """Return the path of a file or folder of the model, which may not be outside."""
         path = self.folder / (name if isinstance(name, str) and name else default)
         if not path.exists() or not path.resolve().is_relative_to(self.folder.resolve()):
             raise RepositoryError(f"{self.folder / MLMODEL} names {path.name}, which is not in the folder")
@@ -136,7 +136,7 @@ class MlflowFolder:
 
 
 def _inputs(signature: Any) -> tuple[Column, ...] | tuple[TensorInput, ...]:
-    """The inputs of a signature, which stores them as JSON text; empty if they are neither columns nor tensors."""
+    """Parse the inputs of a signature, which are JSON text; empty if they are neither columns nor tensors."""
     if not isinstance(signature, dict) or not isinstance(signature.get("inputs"), str):
         return ()
     try:

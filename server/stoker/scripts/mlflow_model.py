@@ -1,7 +1,6 @@
 """A model of MLflow behind MLflow's scoring protocol: bodies to tables and arrays, predictions to JSON.
 
-What the signature says is enforced here, row by row and column by column, so that a row becomes the same whatever
-rows it has come with.
+The signature is enforced here, row by row and column by column, so that a row does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class MlflowModel:
     """A loaded model."""
 
     def __init__(self, folder: Path) -> None:
-        """Load it: by mlflow where that is installed, else by scikit-learn alone if it is a pickle of that."""
+        """Load the model by mlflow if that is installed, else by scikit-learn alone if it is a pickle of that."""
         if importlib.util.find_spec("pandas") is None:
             raise LoadFailed("models of MLflow take tables, for which pandas is needed: pip install pandas")
         described = MlflowFolder.read(folder)
@@ -53,10 +52,10 @@ class MlflowModel:
         """Answer one request.
 
         Args:
-            body: JSON in one of MLflow's formats or in Azure's, or CSV with a head.
+            body: JSON in one of MLflow's formats or in Azure's, or CSV with a header.
 
         Raises:
-            RequestError: It is none of these, or does not fit the signature.
+            RequestError: The body is none of these, or does not fit the signature.
         """
         if body.lstrip().startswith("["):
             raise RequestError(f"{_EXPECTED}; got a list.")
@@ -64,7 +63,7 @@ class MlflowModel:
             return {"predictions": _plain(self._predict(self._table_of_csv(body)))}
         document = json.loads(body)
         if "columns" in document and "data" in document:
-            # What MLflow 1 took, and what it keeps as an input example.
+            # MLflow 1 took this format, and input examples have it.
             document = {"dataframe_split": document}
         formats = [name for name in _FORMATS if name in document]
         if len(formats) != 1:
@@ -75,12 +74,12 @@ class MlflowModel:
             raise RequestError("This model takes no params.")
         data = self._data(kind, document[kind])
         result = _plain(self._predict(data, params=params) if params else self._predict(data))
-        # Azure's own server gives the predictions and nothing around them.
+        # Azure's own server answers with the predictions alone.
         return result if kind == "input_data" else {"predictions": result}
 
     def _data(self, kind: str, value: Any) -> Any:
         if kind == "input_data":
-            # Tables have columns and data; else it is what `inputs` takes.
+            # A table has columns and data; other values have the format of `inputs`.
             kind = "dataframe_split" if isinstance(value, dict) and "data" in value else "inputs"
         if kind == "dataframe_split":
             if not isinstance(value, dict) or not isinstance(value.get("data"), list):
@@ -120,7 +119,7 @@ class MlflowModel:
         return self._table(names, [[record.get(name, _ABSENT) for name in names] for record in records])
 
     def _table(self, columns: Any, rows: Sequence[Any]) -> Any:
-        """A table as the signature has it: its columns in its order with its types, others left out."""
+        """Return a table with the columns of the signature, in its order and types; other columns are left out."""
         import pandas as pd
 
         if columns is not None and not _are_names(columns):
@@ -130,14 +129,14 @@ class MlflowModel:
             raise RequestError("All rows must be lists with one value for each column.")
         if not self._has_columns:
             return pd.DataFrame(rows, columns=columns)
-        wanted = [one for one in self._inputs if isinstance(one, Column)]
-        if columns is None or wanted[0].name is None:
-            columns = [one.name or index for index, one in enumerate(wanted)]
+        expected = [one for one in self._inputs if isinstance(one, Column)]
+        if columns is None or expected[0].name is None:
+            columns = [one.name or index for index, one in enumerate(expected)]
             if widths - {len(columns)}:
                 raise RequestError(f"The model takes {len(columns)} columns, got {max(widths)}.")
         places = {name: place for place, name in enumerate(columns)}
         made = {}
-        for index, column in enumerate(wanted):
+        for index, column in enumerate(expected):
             name = column.name or index
             place = places.get(name)
             values = [_ABSENT] * len(rows) if place is None else [row[place] for row in rows]
@@ -149,7 +148,7 @@ class MlflowModel:
         return pd.DataFrame(made)
 
     def _arrays(self, value: Any) -> Any:
-        """Arrays as the signature has them; by name where they have names."""
+        """Return arrays with the types of the signature; by name if they have names."""
         tensors = {one.name: one for one in self._inputs if isinstance(one, TensorInput)}
         if not isinstance(value, dict):
             if self._has_columns:
@@ -175,7 +174,7 @@ _ABSENT: Final = object()
 
 
 def _column(column: Column, values: list[Any]) -> Any:
-    """The values of a column in its type; no value depends on another."""
+    """Return the values of a column in its type; no value depends on another."""
     import pandas as pd
 
     name, kind = column.name, column.type
@@ -204,7 +203,7 @@ def _missing(name: str | int | None) -> RequestError:
 
 def _fits(kind: str, value: Any) -> bool:
     if value is None:
-        # Whole numbers with one that is not there would be of another type for all rows.
+        # A missing value among whole numbers would change the type of all rows.
         return kind in ("float", "double", "string", "datetime")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
@@ -232,7 +231,7 @@ def _array(tensor: TensorInput | None, value: Any, name: str) -> np.ndarray:
         raise RequestError(f"The input {name!r} is no array of numbers, texts or booleans.")
     if tensor is None:
         return array
-    # JSON has but one kind of whole numbers.
+    # JSON has only one kind of whole numbers.
     is_whole = array.dtype.kind == "i" and np.dtype(tensor.dtype).kind in "uf"
     if not is_whole and not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
         raise RequestError(f"The input {name!r} is {tensor.dtype}, got {array.dtype}.")
@@ -241,7 +240,7 @@ def _array(tensor: TensorInput | None, value: Any, name: str) -> np.ndarray:
         raise RequestError(f"The input {name!r} is {tensor.dtype}, which cannot hold all of its numbers.")
     array = typed
     sizes = zip(array.shape, tensor.shape, strict=False)
-    if array.ndim != len(tensor.shape) or any(wanted not in (-1, size) for size, wanted in sizes):
+    if array.ndim != len(tensor.shape) or any(expected not in (-1, size) for size, expected in sizes):
         raise RequestError(f"The input {name!r} has the shape {list(tensor.shape)}, got {list(array.shape)}.")
     return array
 
@@ -259,7 +258,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _common_names(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The names that all records have, in the same order: without a signature that is the order of the columns."""
+    """Return the names of all records, whose order is that of the columns if there is no signature."""
     kinds = {tuple(record) for record in records}
     if len(kinds) > 1:
         raise RequestError(
@@ -269,7 +268,7 @@ def _common_names(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _loaded(model: MlflowFolder) -> Callable[..., Any]:
-    """The function that predicts."""
+    """Return the function that predicts."""
     logger.info("loading %s runs the code that its pickles name", model.folder.name)
     if importlib.util.find_spec("mlflow") is not None:
         import mlflow.pyfunc
@@ -301,7 +300,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Predictions as JSON: tables and series become records, arrays lists, as MLflow writes them."""
+    """Return predictions as JSON: tables and series become records, arrays lists, as MLflow writes them."""
     if hasattr(value, "to_frame"):
         value = value.to_frame()
     if hasattr(value, "to_dict") and hasattr(value, "columns"):

@@ -1,7 +1,7 @@
 """Requests of a script to the models of its own server, by the Open Inference Protocol over the loopback.
 
-A call waits for another model while its own model waits for the call. So a call never outlives the request that it
-is made for, and it names the models that wait: one of them is refused, for it would wait for itself.
+A call waits for another model while its own model waits for the call. So a call ends with the request that it is
+made for, and it names the models that wait: a call to one of these is refused, because it would wait for itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """Where a process reaches its server.
+    """The address at which a process reaches its server.
 
     Attributes:
-        key_of: Returns the key for a model; None where callers need none.
-        problem: Why the server cannot be asked; empty if it can.
+        key_of: Returns the key for a model; None if callers need no key.
+        problem: The reason why the server cannot be called; empty if it can.
     """
 
     host: str
@@ -81,7 +81,7 @@ def on_behalf_of(callers: Sequence[str], timeout_ms: int) -> Iterator[None]:
 
     Args:
         callers: The models that wait for the calls, as `NAME:VERSION`.
-        timeout_ms: How long the requests may take for which they are made.
+        timeout_ms: How long the requests may take for which the calls are made.
     """
     token = _scope.set(_Scope(tuple(callers), time.monotonic() + timeout_ms / 1000))
     try:
@@ -103,10 +103,10 @@ def call_model(
     """Call a model of this server, and return its outputs by name.
 
     Args:
-        version: The version; None for the one that callers get who name none.
+        version: The version; None for the version of requests that name none.
         inputs: Numbers, booleans, or `object` arrays of `bytes`.
-        outputs: The names of the wanted outputs; all if there are none.
-        timeout_us: How long to wait; 0 for as long as the request may take for which it is made.
+        outputs: The names of the requested outputs; all if empty.
+        timeout_us: How long to wait; 0 for as long as the request may take for which the call is made.
 
     Raises:
         CallFailed: There is no answer, or it is an error.
@@ -150,9 +150,9 @@ def is_ready(model: str, version: str = "") -> bool:
     """Whether the server answers requests to a model now."""
     path = f"/v2/models/{quote(model, safe='')}{version and f'/versions/{quote(version)}'}/ready"
     try:
-        return _ask("GET", path, None, {}, _READY_S)[0] == HTTPStatus.OK
+        return _send("GET", path, None, {}, _READY_S)[0] == HTTPStatus.OK
     except OSError as error:
-        raise CallFailed(f"the server cannot be asked for {model}: {error}") from error
+        raise CallFailed(f"the server cannot be called for {model}: {error}") from error
 
 
 _READY_S: Final = 10.0
@@ -168,13 +168,13 @@ def _check_callers(model: str, version: int | None, scope: _Scope) -> None:
 
 
 def _post(model: str, path: str, body: bytes, json_bytes: int, left_s: float) -> tuple[bytes, int]:
-    """Send a request; returns the body of its answer, and how much of that is JSON."""
+    """Send a request; return the body of its answer, and the length of the JSON in it."""
     headers = {"Content-Type": "application/octet-stream", _JSON_BYTES: str(json_bytes)}
     key = _server().key_of(model)
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     try:
-        status, answer, length = _ask("POST", path, body, headers, left_s)
+        status, answer, length = _send("POST", path, body, headers, left_s)
     except OSError as error:
         raise CallFailed(f"{model} cannot be called: {error}") from error
     if status != HTTPStatus.OK:
@@ -182,7 +182,7 @@ def _post(model: str, path: str, body: bytes, json_bytes: int, left_s: float) ->
     return answer, int(length or len(answer))
 
 
-def _ask(
+def _send(
     method: str, path: str, body: bytes | None, headers: Mapping[str, str], left_s: float
 ) -> tuple[int, bytes, str | None]:
     # Imported here: each device process imports this module, and few call others.
@@ -193,8 +193,8 @@ def _ask(
     timeout_s = None if left_s == float("inf") else left_s
     connection: http.client.HTTPConnection
     if server.tls:
-        # It is this server, at its own address, of which its certificate need not know.
-        # The default context would read the authorities of the system with each call.
+        # This is our own server, whose certificate need not name this address. The default context would also read
+        # the authorities of the system in each call.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)

@@ -1,7 +1,6 @@
 """Scripts written for TensorFlow 1 on today's TensorFlow: `import tensorflow` gives them `tensorflow.compat.v1`.
 
-Whether a script needs that is told from its text: it uses a name that TensorFlow's API of version 1 has and
-that of version 2 has not.
+A script needs this if its text uses a name that only version 1 of TensorFlow's API has.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class TensorflowUse:
 
 
 def read_uses(script: Path, folders: Sequence[str]) -> list[TensorflowUse]:
-    """Return what a script, and the modules in `folders` that it imports, use of TensorFlow; Keras uses it too.
+    """Return the uses of TensorFlow in a script and in the modules in `folders` that it imports; Keras counts too.
 
-    Files that Python cannot read are left out: importing them will say why.
+    Files that Python cannot read are left out: their import raises the error.
     """
     uses: list[TensorflowUse] = []
     waiting, seen = [script], {script}
@@ -84,7 +83,7 @@ def install_version_1(tensorflow: Any, reason: str) -> None:
 def _is_only_in_v1(name: str, tensorflow: Any) -> bool:
     new, old = tensorflow, tensorflow.compat.v1
     for part in name.split("."):
-        # What follows a class or a function is an attribute of that.
+        # Further names are attributes of a class or a function.
         if not isinstance(new, ModuleType):
             return False
         old = _member(old, part)
@@ -99,7 +98,7 @@ def _is_only_in_v1(name: str, tensorflow: Any) -> bool:
 def _member(module: Any, name: str) -> Any:
     try:
         return getattr(module, name, None)
-    except Exception:  # noqa: BLE001  # a module that is loaded when it is asked for may fail in any way
+    except Exception:  # noqa: BLE001  # a lazily loaded module may raise any exception
         return None
 
 
@@ -114,7 +113,7 @@ def _uses_in(tree: ast.Module, file: Path) -> list[TensorflowUse]:
         for alias, name in _bindings(node):
             bound[alias].add(name)
             uses.append(TensorflowUse(name, file, node.lineno))  # type: ignore[attr-defined]  # an import
-    # A script that chooses its API itself, by a second import or an assignment, knows what it does.
+    # A script that chooses its API itself, by a second import or an assignment, needs no help.
     chosen = {
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
@@ -132,7 +131,7 @@ def _uses_in(tree: ast.Module, file: Path) -> list[TensorflowUse]:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """The names that an import binds, each with the name within TensorFlow that it stands for."""
+    """Yield the names that an import binds, each with its name within TensorFlow."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top, _, below = alias.name.partition(".")
@@ -146,7 +145,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _attribute_chains(tree: ast.Module) -> Iterator[tuple[list[str], int]]:
-    """Every `a.b.c` in the text, the whole and its beginnings, with its line."""
+    """Yield every `a.b.c` in the text, and each of its beginnings, with its line."""
     for node in ast.walk(tree):
         names: list[str] = []
         inner: ast.AST = node
@@ -158,7 +157,7 @@ def _attribute_chains(tree: ast.Module) -> Iterator[tuple[list[str], int]]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Modules that the text may import, each with the number of its leading dots."""
+    """Yield modules that the text may import, each with the number of its leading dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
@@ -170,7 +169,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _files(module: tuple[str, int], here: Path, folders: Sequence[str]) -> Iterator[Path]:
-    """The files of a module and of the packages that it is in, where they are in these folders."""
+    """Yield the files of a module and of its packages that are in these folders."""
     name, dots = module
     bases = [Path(here, *[".."] * (dots - 1))] if dots else [Path(folder) for folder in folders]
     parts = name.split(".") if name else []

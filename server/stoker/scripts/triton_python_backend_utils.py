@@ -1,7 +1,7 @@
 """The module `triton_python_backend_utils` of Triton's Python backend, for a `model.py` that imports it.
 
-Names, arguments and results are those of Triton's documentation of that backend. All tensors are in host memory. What
-is not offered raises an exception that names it.
+Names, arguments and results are those of Triton's documentation of that backend. All tensors are in host memory. A
+part that is not offered raises an exception that names it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def __getattr__(name: str) -> NoReturn:
     raise AttributeError(f"triton_python_backend_utils has no attribute {name!r} here")
 
 
-def _not_offered(name: str, what: str) -> NotOffered:
-    return NotOffered(f"pb_utils.{name} is not offered, that is {what}")
+def _not_offered(name: str, feature: str) -> NotOffered:
+    return NotOffered(f"pb_utils.{name} is not offered, that is {feature}")
 
 
 class TritonError:
@@ -151,7 +151,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """Return a tensor that shares the memory of a capsule, or of what exports one, in host memory."""
+        """Return a tensor that shares the host memory of a capsule, or of an object that exports one."""
         try:
             return Tensor(name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -161,7 +161,7 @@ class Tensor:
 
 
 class PreferredMemory:
-    """Where a caller wants the outputs of another model: in host memory."""
+    """The place of the outputs of another model: host memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         del preferred_device_id
@@ -170,7 +170,7 @@ class PreferredMemory:
 
 
 class InferenceRequest:
-    """A request: one that a model is to answer, or one to another model of the same server."""
+    """A request that a model answers, or a request to another model of the same server."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class InferenceRequest:
         """Prepare a request.
 
         Args:
-            model_version: The version; -1 for the one that callers get who name none.
+            model_version: The version; -1 for the version of requests that name none.
             timeout: How long to wait in microseconds; 0 for as long as the answered request may take.
         """
         del preferred_memory, trace
@@ -252,7 +252,7 @@ class InferenceRequest:
         )
 
     def exec(self, decoupled: bool = False) -> InferenceResponse:
-        """Ask the model of this server, and wait for its answer; an error is in the response."""
+        """Call the other model, and wait for its answer; errors are in the response."""
         if decoupled:
             raise _not_offered("InferenceRequest.exec(decoupled=True)", "answers in pieces of other models")
         if not self.model_name:
@@ -323,15 +323,15 @@ class ModelConfig:
         return self._config
 
     def add_input(self, properties: Mapping[str, Any]) -> None:
-        """Add an input; what the configuration says already must be the same."""
+        """Add an input; it may not contradict the configuration."""
         self._add("input", properties)
 
     def add_output(self, properties: Mapping[str, Any]) -> None:
-        """Add an output; what the configuration says already must be the same."""
+        """Add an output; it may not contradict the configuration."""
         self._add("output", properties)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the most rows of a batch; 0 for none. The same if the configuration has it already."""
+        """Set the most rows of a batch; 0 for none. It may not contradict the configuration."""
         written = self._config["max_batch_size"]
         if written not in (0, max_batch_size):
             raise TritonModelException(
@@ -429,12 +429,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of an input, or None."""
+    """Return the configuration of an input, or None."""
     return next((one for one in model_config.get("input", ()) if one["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a configuration says of an output, or None."""
+    """Return the configuration of an output, or None."""
     return next((one for one in model_config.get("output", ()) if one["name"] == name), None)
 
 
@@ -454,7 +454,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def with_bytes(array: np.ndarray) -> np.ndarray:
-    """Return an array as it is sent: the elements of strings as `bytes` in an `object` array."""
+    """Return an array in the types of the protocol: strings are `bytes` in an `object` array."""
     if array.dtype.kind not in "OSU":
         return array
     texts = np.empty(array.size, object)

@@ -43,6 +43,7 @@ from stoker.settings.readers import (
     text_of,
 )
 from stoker.settings.sequence import SequenceSettings, read_sequence
+from stoker.settings.text_input import TextSettings, read_text_settings
 from stoker.settings.traffic import (
     Bounds,
     ParityMode,
@@ -293,6 +294,12 @@ class ModelSettings:
     )
     image: ImageInput | None = setting(
         None, read_image_input, "how images become the input (default: as registered)", "MAPPING"
+    )
+    text: TextSettings | Literal[False] | None = setting(
+        None,
+        read_text_settings,
+        "texts that a tokenizer.json beside the model makes its input, or off (default: if there is one)",
+        "MAPPING",
     )
     collect: CollectionSettings | Literal[False] | None = setting(
         None, read_collection, "collection of requests and answers (default: the server's)", "MAPPING"

@@ -1,4 +1,4 @@
-"""The server's scheduler in a simulation: its admission control and batching, called as the server calls them."""
+"""The server's admission control and batching in a simulation, called as the server calls them."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ class AdmissionControl:
             board.costs_ns = [costs_ns[min(1 << place, cap)] for place in range((cap - 1).bit_length() + 1)]
         waiting = queue.waiting
         board.waiting = tiers_on_board(waiting)
-        board.set_classes({placed: [*found] for placed, found in classes_on_board(waiting, policy).items()})
+        board.set_classes({place: [*words] for place, words in classes_on_board(waiting, policy).items()})
         board.written_ns = now_ns
         if running_rows:
             self._ends_ns.append(now_ns + costs_ns[running_rows])
         board.free_ns = min(self._ends_ns) if len(self._ends_ns) >= board.parallel else now_ns
         board.later = list(later_on_board(queue, board.free_ns, costs_ns[-1]))
 
-    def ended(self) -> None:
+    def end_batch(self) -> None:
         """Record that one of its batches has ended."""
         if self._ends_ns:
             self._ends_ns.remove(min(self._ends_ns))
 
-    def ask(self, now_ns: int, rows: int, caller: int, tier: int, target_ns: int) -> Refusal | None:
-        """Ask for admission of a request; None if it is admitted."""
+    def admit(self, now_ns: int, rows: int, caller: int, tier: int, target_ns: int) -> Refusal | None:
+        """Return why a request is refused; None if it is admitted."""
         board = self.board
         terms = self._callers.get(caller)
         if terms is None:
@@ -90,13 +90,13 @@ class AdmissionControl:
             self.refused += rows
         return refusal
 
-    def taken(self, table: RowTable, start: int, stop: int) -> np.ndarray:
+    def admitted(self, table: RowTable, start: int, stop: int) -> np.ndarray:
         """Return a mask of the rows of admitted requests, `bool[rows]`."""
         part = slice(start, stop)
         begins = np.flatnonzero(table.position[part] == 0)
-        taken = np.fromiter(
+        admitted = np.fromiter(
             (
-                self.ask(*request) is None
+                self.admit(*request) is None
                 for request in zip(
                     table.at_ns[part][begins].tolist(),
                     table.size[part][begins].tolist(),
@@ -109,7 +109,7 @@ class AdmissionControl:
             bool,
             len(begins),
         )
-        return np.repeat(taken, table.size[part][begins])
+        return np.repeat(admitted, table.size[part][begins])
 
 
 _TIMEOUT_NS: Final = 60_000_000_000
@@ -137,7 +137,7 @@ class PlannedScheduler:
         self._policy = policy
         self._deadline_ns = table.at_ns + _TIMEOUT_NS
         self._numbers = np.arange(len(table.at_ns), dtype=np.int32)
-        # Without different callers or tiers, rows carry no rank, as in a server without named keys and tiers.
+        # Without different callers or tiers, rows have no rank, as in a server without named keys and tiers.
         self._ranked = bool(table.caller.any() or (table.tier != 1).any())
         self._large = bool(len(table.size)) and int(table.size.max()) > 1
         self._queue = RowQueue()
@@ -148,9 +148,9 @@ class PlannedScheduler:
         rows: slice | np.ndarray = slice(start, stop)
         table = self._table
         if self.admission is not None:
-            taken = self.admission.taken(table, start, stop)
-            if not taken.all():
-                rows = start + np.flatnonzero(taken)
+            admitted = self.admission.admitted(table, start, stop)
+            if not admitted.all():
+                rows = start + np.flatnonzero(admitted)
         self._queue.push(
             0,
             self._numbers[rows],
@@ -182,7 +182,7 @@ class PlannedScheduler:
         """Let the batching scheduler learn a batch's time."""
         del model
         if self.admission is not None:
-            self.admission.ended()
+            self.admission.end_batch()
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
 
 
@@ -222,7 +222,7 @@ def run_instances(
         table: The rows of the requests.
         jitter: Lengthens batch times.
         most: Limit of concurrent batches.
-        speed: Returns the relative speed of a batch of this many rows beside one other; beside more it is lower.
+        speed: Returns the relative speed of a batch by its rows beside one other batch; beside more it is lower.
     """
     arrivals = table.at_ns.tolist()
     done = np.full(len(arrivals), NEVER_NS)
@@ -238,15 +238,15 @@ def run_instances(
             coming = min(coming, arrivals[begun])
         if not device.running and coming == NEVER_NS:
             break
-        now_ns = device.go_on(now_ns, coming)
-        for batch in device.ended():
+        now_ns = device.advance(now_ns, coming)
+        for batch in device.pop_ended():
             done[batch.rows] = now_ns
             planned.ran(0, len(batch.rows), now_ns - batch.began_ns, batch.beside)
     return Outcome(requests, answered_ns(requests, [table], [done]), [device.busy_ns], device.batches, now_ns)
 
 
 def _begin(device: _Device, planned: PlannedScheduler, most: int, now_ns: int) -> int:
-    """Start the batches that the scheduler dispatches; returns when to look again if nothing arrives before."""
+    """Start the batches that the scheduler dispatches; return when to call again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)
         _, rows, check_again_ns = planned.next_batch(now_ns)
@@ -278,8 +278,8 @@ class _Device:
         self.running.append(_Running(rows, now_ns, len(self.running), alone_ns, self._speed(len(rows))))
         self.batches += 1
 
-    def go_on(self, now_ns: int, until_ns: int) -> int:
-        """Advance to the end of the first batch, or to `until_ns` if that is earlier; returns the time reached."""
+    def advance(self, now_ns: int, until_ns: int) -> int:
+        """Advance to the end of the first batch, or to `until_ns` if that is earlier; return the new time."""
         others = len(self.running) - 1
         paces = [(batch, batch.speed / others if others else 1.0) for batch in self.running]
         ends_ns = [now_ns + max(1, round(batch.left_ns / pace)) for batch, pace in paces]
@@ -289,8 +289,8 @@ class _Device:
         self.busy_ns += until_ns - now_ns if self.running else 0
         return until_ns
 
-    def ended(self) -> list[_Running]:
+    def pop_ended(self) -> list[_Running]:
         """Remove and return the batches that have ended."""
-        over = [batch for batch in self.running if batch.left_ns < 1]
+        ended = [batch for batch in self.running if batch.left_ns < 1]
         self.running = [batch for batch in self.running if batch.left_ns >= 1]
-        return over
+        return ended

@@ -76,12 +76,12 @@ class Stream:
     def _times(self, seconds: float, rate: float, rng: np.random.Generator) -> np.ndarray:
         if self.pattern == "gamma":
             shape = 1 / self.cv**2
-            # Enough even if few long gaps make up most of the time.
+            # Enough gaps also if a few long ones fill most of the time.
             count = int(rate * seconds * (1 + 4 * self.cv / max(1.0, rate * seconds) ** 0.5)) + 100
             at = rng.gamma(shape, 1 / (rate * shape), count).cumsum()
             while at[-1] < seconds:
-                more = rng.gamma(shape, 1 / (rate * shape), count).cumsum()
-                at = np.concatenate((at, at[-1] + more))
+                further = rng.gamma(shape, 1 / (rate * shape), count).cumsum()
+                at = np.concatenate((at, at[-1] + further))
             return at[at < seconds]
         most = {"poisson": 1.0, "sine": 2.0, "bursts": 10.0}[self.pattern]
         at = np.sort(rng.uniform(0, seconds, rng.poisson(rate * most * seconds)))
@@ -189,7 +189,7 @@ class Jitter:
 
     def _draw(self) -> list[float]:
         factors = 1 + np.abs(self._rng.normal(0, self._spread, _DRAWN))
-        struck = self._rng.random(_DRAWN) < self._hiccups
-        factors[struck] *= self._rng.uniform(2, 4, int(struck.sum()))
+        is_hiccup = self._rng.random(_DRAWN) < self._hiccups
+        factors[is_hiccup] *= self._rng.uniform(2, 4, int(is_hiccup.sum()))
         drawn: list[float] = factors.tolist()
         return drawn

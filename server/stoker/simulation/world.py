@@ -1,7 +1,7 @@
-"""Simulates one device with its models under a virtual clock, driven by a scheduler.
+"""A simulation of one device with its models under a virtual clock, driven by a scheduler.
 
-All rows that have arrived since the last call form one lot, as when a device process reads its doorbells. Nothing
-here sleeps, blocks, or reads a clock.
+All rows that have arrived since the last call form one lot, as when a device process reads its doorbells. The code
+does not sleep, block, or read a clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.simulation.workload import Jitter, Requests
 
 NEVER_NS: Final = (1 << 62) - 1
 PATIENCE_NS: Final = 2_000_000_000
-"""How long a run continues at most after the last request."""
+"""The longest time that a run continues after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RowTable:
         at_ns: Arrival times, `int64[rows]`.
         position: Index of each row within its request.
         size: Number of rows of its request.
-        due_ns: Until when an answer is useful.
+        due_ns: Deadlines of useful answers.
         request: Index of its request among those of all models.
         tier: 0 for high, 1 for normal, 2 for low.
     """
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
     Attributes:
         rows: The rows to run, as indices into its table, `int64[rows]`; empty to run nothing now.
-        look_again_ns: When to ask again if nothing arrives before; None to wait for an arrival.
+        look_again_ns: When to call again if nothing arrives before; None to wait for an arrival.
     """
 
     model: int
@@ -66,7 +66,7 @@ class Scheduler(Protocol):
     """Decides which batches run."""
 
     def arrive(self, model: int, start: int, stop: int) -> None:
-        """Rows of a model have arrived: those of its table with indices `start` to `stop`, exclusive."""
+        """Take arrived rows of a model: those of its table with indices `start` to `stop`, exclusive."""
 
     def next_batch(self, now_ns: int) -> Batch:
         """Return the next batch; the device is idle."""
@@ -80,7 +80,7 @@ class Outcome:
     """The outcome of all requests.
 
     Attributes:
-        done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if not all rows were.
+        done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if a row was not.
         busy_ns: How long the device computed, by model.
         end_ns: When the simulation ended.
     """
@@ -95,20 +95,15 @@ class Outcome:
     def in_time(
         self, model: int | None = None, *, caller: int | None = None, tier: int | None = None
     ) -> float:
-        """The share of rows whose whole request was answered within its target; of all or some requests."""
+        """Return the share of rows whose request was answered within its target, of all or of selected requests."""
         requests = self.requests
-        which = self._which(model, caller, tier)
-        rows = requests.rows[which]
-        in_time = (self.done_ns <= requests.at_ns + requests.target_ns)[which]
-        return float(rows[in_time].sum() / max(1, rows.sum()))
-
-    def _which(self, model: int | None, caller: int | None, tier: int | None) -> np.ndarray:
-        requests = self.requests
-        which = np.ones(len(requests.at_ns), bool)
+        selected = np.ones(len(requests.at_ns), bool)
         for column, wanted in ((requests.model, model), (requests.caller, caller), (requests.tier, tier)):
             if wanted is not None:
-                which &= column == wanted
-        return which
+                selected &= column == wanted
+        rows = requests.rows[selected]
+        in_time = (self.done_ns <= requests.at_ns + requests.target_ns)[selected]
+        return float(rows[in_time].sum() / max(1, rows.sum()))
 
     @property
     def answered_rows(self) -> int:
@@ -116,7 +111,7 @@ class Outcome:
         return int(self.requests.rows[self.done_ns < NEVER_NS].sum())
 
     def latency_ms(self, quantile: float) -> float:
-        """A quantile of the latency of answered requests; NaN if there are none."""
+        """Return a quantile of the latency of answered requests; NaN if there are none."""
         took = (self.done_ns - self.requests.at_ns)[self.done_ns < NEVER_NS]
         return float(np.quantile(took, quantile)) / 1e6 if len(took) else float("nan")
 
@@ -125,9 +120,9 @@ def row_tables(requests: Requests, models: int) -> list[RowTable]:
     """Make the table of rows of each model."""
     tables = []
     for model in range(models):
-        which = np.flatnonzero(requests.model == model)
-        rows = requests.rows[which]
-        request = np.repeat(which, rows)
+        own = np.flatnonzero(requests.model == model)
+        rows = requests.rows[own]
+        request = np.repeat(own, rows)
         starts = np.repeat(rows.cumsum() - rows, rows)
         at_ns = requests.at_ns[request]
         tables.append(
@@ -189,7 +184,7 @@ def run(
 
 
 def answered_ns(requests: Requests, tables: Sequence[RowTable], done: Sequence[np.ndarray]) -> np.ndarray:
-    """When each request was answered, `int64[requests]`: when its last row was.
+    """Return when the last row of each request was answered, `int64[requests]`.
 
     Args:
         tables: The rows of each model.

@@ -24,6 +24,7 @@ from stoker.settings.pipelines import VERSION
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class StartUp:
     @property
     def on_demand_text(self) -> str:
         """How many models are loaded when they are asked for."""
-        count = len(self.on_demand)
-        return f"{count} {'model' if count == 1 else 'models'} on demand"
+        return f"{format_count(len(self.on_demand), 'model')} on demand"
 
 
 _KEPT: Final = 1000

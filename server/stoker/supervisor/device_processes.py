@@ -38,6 +38,7 @@ from stoker.supervisor.replicas import Replica, Replicas
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
 from stoker.system.resources import private_memory
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.images import image_layout
 
@@ -189,7 +190,8 @@ class DeviceProcesses:
             return ""
         if used <= _GROWTH * expected + _SLACK_BYTES:
             return ""
-        return f"it has {used >> 20} MiB of memory, its {len(loaded)} models took {expected >> 20} MiB"
+        models = format_count(len(loaded), "model")
+        return f"it has {used >> 20} MiB of memory, its {models} took {expected >> 20} MiB"
 
     def keep_apart(self, model: Deployment) -> None:
         """Load others into other processes while the load of this model, which is slow, goes on."""

@@ -109,7 +109,9 @@ def reserve_grpc_port(
     if not settings.grpc_port:
         raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")
     if not all(is_installed(name) for name in _PACKAGES):
-        raise InvalidSettings(f"grpc_port needs packages that are missing here; {how_to_install('grpc')}")
+        raise InvalidSettings(
+            f"grpc_port needs the extra grpc, which is not installed; {how_to_install('grpc')}"
+        )
     if settings.grpc_tls is not None:
         read_certificate(settings.grpc_tls)
     address = (beside.getsockname()[0], settings.grpc_port, *beside.getsockname()[2:])

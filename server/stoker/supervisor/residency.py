@@ -35,6 +35,7 @@ from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Model, shown_reason
 from stoker.supervisor.children import Backoff
 from stoker.supervisor.device_memory import process_memory
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
@@ -203,7 +204,7 @@ class Residency:
         before_s = sum(before)
         if before_s and before_s + self._expected_s(key) > timeout_s:
             raise NotReady(
-                f"{key[0]} is not loaded, and loads of {len(before)} other models come first.",
+                f"{key[0]} is not loaded, and loads of {format_count(len(before), 'other model')} come first.",
                 retry_after_s=math.ceil(before_s),
             )
 

@@ -49,6 +49,11 @@ class ServerRecord:
         return cls(pid, _identity(pid) or "", uri, certificate, time.time())
 
     @property
+    def ca_path(self) -> Path | None:
+        """The path of `ca_file`."""
+        return None if self.ca_file is None else Path(self.ca_file)
+
+    @property
     def is_running(self) -> bool:
         """Whether the process is there: not ended, and not another one with its id."""
         return bool(self.process) and _identity(self.pid) == self.process

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Final
 
 from stoker import __version__
 from stoker.errors import InvalidSettings
@@ -40,18 +38,22 @@ from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
 from stoker.system.durable import private_folder
 from stoker.system.extras import onnx_clash
-from stoker.system.logs import configure_logging, escaped
+from stoker.system.logs import configure_logging
+from stoker.system.operator_lines import print_lines
 from stoker.system.processes import keep_memory_out_of_cores
 
 logger = logging.getLogger(__name__)
 
-_STANDARD_OUTPUT: Final = 1
 
-
-def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecessor | None = None) -> int:
+def serve(
+    settings: ServerSettings, workspace: Workspace, begun_s: float, predecessor: Predecessor | None = None
+) -> int:
     """Serve until a signal asks to stop; return the exit code.
 
     A server that has been replaced by a successor continues as its guardian, because others know its process id.
+
+    Args:
+        begun_s: When the command began, by `time.monotonic`.
     """
     configure_logging("supervisor", form=settings.log_format)
     keep_memory_out_of_cores()
@@ -65,10 +67,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         _create_spool(workspace)
     broken: Broken = {}
     with ExitStack() as resources:
-        settings, mirrors = fetch_models(settings, workspace, _say, resources)
+        settings, mirrors = fetch_models(settings, workspace, print_lines, resources)
         settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
         meant = {} if predecessor is None else predecessor.labels.by_model
-        stock = resources.enter_context(Stock(settings, workspace, _say, meant, mirrors))
+        stock = resources.enter_context(Stock(settings, workspace, print_lines, meant, mirrors))
         available = stock.find_models()
         check_models(settings.pipelines, available)
         earlier = tries_earlier(settings, available)
@@ -83,7 +85,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         port = sockets[0].getsockname()[1]
         resources.enter_context(recorded(workspace, _record(settings, port, secured)))
         names = ", ".join(dict.fromkeys(model.name for model in models))
-        _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
+        print_lines(f"Stoker {__version__} loads: {names or 'nothing can be loaded'}")
 
         # Only for who sits at this terminal: a log keeps what it is told.
         sign_in = SignInLink() if settings.console and settings.auth and sys.stdout.isatty() else None
@@ -91,14 +93,13 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         def on_ready(start_up: StartUp) -> None:
             token = "" if sign_in is None else sign_in.make_token()
             lines = summary(settings, workspace, port, start_up, secured, token)
-            # At once: log lines must not split them.
-            _say(f"Stoker {__version__} serves: {start_up.served}", *lines)
+            print_lines(f"Stoker {__version__} serves: {start_up.served}", *lines)
 
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)
             first = FirstModels(models, available, broken)
             return Supervisor(
-                settings, first, workspace.keys_dir, sockets, on_ready, stock, succession, sign_in
+                settings, first, workspace.keys_dir, sockets, on_ready, stock, begun_s, succession, sign_in
             )
 
         return asyncio.run(_run(supervisor, resources))
@@ -132,7 +133,7 @@ async def _run(make: Callable[[], Supervisor], resources: ExitStack) -> int:
     successor = await make().run()
     resources.close()
     if successor is None:
-        _say("Stoker has stopped.")
+        print_lines("Stoker has stopped.")
         return 0
     return await Guardian(successor).run()
 
@@ -166,18 +167,3 @@ def _warn_of_memory(settings: ServerSettings) -> None:
     chosen = body_memory(settings)
     if chosen.scarce:
         logger.warning("bodies could fill the memory: %s; %s", chosen, chosen.advice)
-
-
-def _say(*lines: str) -> None:
-    """Print lines for the operator; a server serves even if its standard output is closed."""
-    try:
-        sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
-        sys.stdout.flush()
-    except OSError as error:
-        logger.warning(
-            "standard output cannot be written (%s), so the server goes on without it", error.strerror
-        )
-        # The rest of the line would be written again at exit, and fail again.
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(nowhere, _STANDARD_OUTPUT)
-        os.close(nowhere)

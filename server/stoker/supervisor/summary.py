@@ -29,12 +29,14 @@ from stoker.supervisor.ports import TlsPort, http_address, local_host
 from stoker.supervisor.sign_in import LASTS_S
 from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.nested_lists import native_rows_note
 
 _NPY: Final = "application/x-npy"
 _MOST_NAMED: Final = 5
+_BODY_TO_FILL_IN: Final = """'{"data": [ROW, ...]}'"""
 
 
 def summary(
@@ -67,12 +69,12 @@ def summary(
         path = "/score" if leads or (len(by_name) == 1 and not settings.pipelines) else _path(name)
         lines += service_lines(settings, workspace, model, address.base + path, address.curl)
     for name, signature in start_up.pipelines.items():
-        sample = _made_up_file(workspace, name, signature)
-        lines += _scoring_lines(settings, workspace, name, sample, address.base + _path(name), address.curl)
+        data = curl_data(_made_up_file(workspace, name, signature))
+        lines += _scoring_lines(settings, workspace, name, data, address.base + _path(name), address.curl)
     if start_up.on_demand:
         # They may be hundreds.
         name = start_up.on_demand[0] if len(start_up.on_demand) == 1 else "NAME"
-        lines += _scoring_lines(settings, workspace, name, None, address.base + _path(name), address.curl)
+        lines += _scoring_lines(settings, workspace, name, "", address.base + _path(name), address.curl)
     lines += _grpc_lines(settings, host)
     if settings.management_port:
         at = http_address(host, settings.management_port, secured.get("http"), _shown).base
@@ -96,10 +98,12 @@ def frontend_line(asked: int, cores: int) -> str:
     count = asked or sensible
     if count > cores:
         # The turns of their event loops are short then, and the cost of each is shared by few requests.
-        chosen = f"more than the {cores} cores: each request takes more CPU than with {sensible}"
+        chosen = (
+            f"more than the {format_count(cores, 'core')}: each request takes more CPU than with {sensible}"
+        )
     else:
-        chosen = "as asked for" if asked else f"by the {cores} cores; --frontends chooses"
-    return f"  http     {count} {'process' if count == 1 else 'processes'} ({chosen})"
+        chosen = "as asked for" if asked else f"by the {format_count(cores, 'core')}; --frontends chooses"
+    return f"  http     {format_count(count, 'process', 'processes')} ({chosen})"
 
 
 def _model_lines(model: ModelReport) -> list[str]:
@@ -111,7 +115,7 @@ def _model_lines(model: ModelReport) -> list[str]:
         *replica_lines(model),
         *_environment_lines(model.deployed),
         *(f"           {note}" for note in model.deployed.notes),
-        *_data_lines(model.deployed),
+        *_data_lines(model.deployed, model.signature),
     ]
 
 
@@ -154,7 +158,7 @@ def batches_of(model: ModelReport) -> str:
         if (signature.script.yields or signature.sequences) and (deployment.instances or 1) > 1:
             return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
-    return f"batches of at most {model.max_batch_rows} rows"
+    return f"batches of at most {format_count(model.max_batch_rows, 'row')}"
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
@@ -215,11 +219,13 @@ def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
     return [*settings.unknown_variables, *(unserved if names else [])]
 
 
-def _data_lines(model: Deployment) -> list[str]:
+def _data_lines(model: Deployment, signature: Signature) -> list[str]:
     lines = []
     terms = model
     if terms.image is not None:
         lines.append(f"  images   JPEG, PNG and WebP of any size become {terms.image}")
+    if terms.text is not None and signature.callers is not None:
+        lines.append(f"  texts    {terms.text}")
     if terms.collection is not None and terms.data_dir is not None:
         kept, percent = " and ".join(terms.collection.collections), 100 * terms.collection.sample_rate
         lines.append(
@@ -246,33 +252,41 @@ def service_lines(
 ) -> list[str]:
     """Where and with which key a model is scored, and a command that does so."""
     name = model.deployed.name
-    said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
+    headers = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
     sample, script = sample_file(workspace, model), model.signature.script
-    if sample is not None and sample.suffix == ".json" and script is not None and script.kind == "raw":
+    is_json = sample is None or sample.suffix == ".json"
+    if is_json and script is not None and script.kind == "raw":
         # The script itself, or TorchServe's envelope, looks at the media type; curl's default is that of a form.
-        said += '-H "Content-Type: application/json" '
-    return _scoring_lines(settings, workspace, name, sample, uri, curl, said)
+        headers += '-H "Content-Type: application/json" '
+    if sample is not None or script is None:
+        return _scoring_lines(settings, workspace, name, curl_data(sample), uri, curl, headers)
+    return [
+        *_scoring_lines(settings, workspace, name, f"-d {_BODY_TO_FILL_IN}", uri, curl, headers),
+        f"           Fill in a body that run() takes, or keep one as {SAMPLE_INPUT} beside the script.",
+    ]
 
 
 def _scoring_lines(
     settings: ServerSettings,
     workspace: Workspace,
     name: str,
-    sample: Path | None,
+    data: str,
     uri: str,
     curl: str,
-    said: str = "",
+    headers: str = "",
 ) -> list[str]:
     access, bearer = _access(settings, workspace, keys_owner(settings.endpoint, name))
     lines = [f"  scoring  {uri}", *access]
-    if sample is not None:
+    if data:
         header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
-        lines.append(f"  try      {curl} {header}{said}{curl_data(sample)} {shlex.quote(uri)}")
+        lines.append(f"  try      {curl} {header}{headers}{data} {shlex.quote(uri)}")
     return lines
 
 
-def curl_data(sample: Path) -> str:
-    """The option for curl that sends a file unchanged."""
+def curl_data(sample: Path | None) -> str:
+    """The option for curl that sends a file unchanged; empty without a file."""
+    if sample is None:
+        return ""
     at = shlex.quote(f"@{_shown(sample)}")
     media_type = _NPY if sample.suffix == ".npy" else mimetypes.guess_type(sample.name)[0]
     if media_type in (None, "application/json"):

@@ -64,6 +64,7 @@ class Supervisor:
         sockets: Sequence[socket.socket],
         on_ready: Callable[[StartUp], None],
         stock: Stock,
+        begun_s: float,
         succession: Succession | None = None,
         sign_in: SignInLink | None = None,
     ) -> None:
@@ -71,10 +72,11 @@ class Supervisor:
 
         Args:
             first: The models that the server starts with.
+            begun_s: When the command began, by `time.monotonic`.
             sign_in: The link with which the console can be opened; None if there is none.
         """
-        self._begun_s = time.monotonic()
         self._settings, self._first, self._on_ready = settings, first, on_ready
+        self._begun_s = begun_s
         self._stock, self._keys_dir = stock, keys_dir
         metrics_fd = MetricMemory.create()
         memory = MetricMemory(metrics_fd)

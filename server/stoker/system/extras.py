@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
 import stoker
 
@@ -73,7 +76,8 @@ def how_to_install(*extras: str) -> str:
     """Return how to install the missing packages of some extras, as the end of a sentence.
 
     It names the packages themselves, because a `stoker` on the index would be another project. Distributions of
-    Stoker's repository are named by their folder in the clone, which is this Stoker's own if it runs in one.
+    Stoker's repository are named by their folder in the clone, which is this Stoker's own if it was installed from
+    one; its constraints hold then.
     """
     from importlib import metadata
 
@@ -89,7 +93,8 @@ def how_to_install(*extras: str) -> str:
         ", in a clone of Stoker," if clone is None and any(each.name in FOLDERS for each in wanted) else ""
     )
     named = " ".join(shlex.quote(_named(each, clone)) for each in wanted)
-    return f"install {'it' if len(wanted) == 1 else 'them'}{place} with: {_pip('install')} {named}"
+    constraints = "" if clone is None else f" -c {shlex.quote(str(clone / 'constraints.txt'))}"
+    return f"install it{place} with: {_pip('install')} {named}{constraints}"
 
 
 def _needs(extra: str) -> Iterator[Requirement]:
@@ -116,9 +121,23 @@ def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
 
 
 def _clone() -> Path | None:
-    """Return the clone that this Stoker runs in; None if it was installed from a wheel."""
-    root = Path(stoker.__file__).parents[2]
-    return root if all((root / folder).is_dir() for folder in FOLDERS.values()) else None
+    """Return the clone that this Stoker runs in or was installed from; None if there is none."""
+    roots = [Path(stoker.__file__).parents[2], *_source()]
+    return next((root for root in roots if (root / "constraints.txt").is_file() and _has_folders(root)), None)
+
+
+def _source() -> Iterator[Path]:
+    """Yield the folder that pip installed Stoker from, as PEP 610 has it recorded."""
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError):
+        address = json.loads(metadata.distribution("stoker").read_text("direct_url.json") or "{}")["url"]
+        if address.startswith("file://"):
+            yield Path(unquote(urlsplit(address).path))
+
+
+def _has_folders(root: Path) -> bool:
+    return all((root / folder).is_dir() for folder in FOLDERS.values())
 
 
 def _named(requirement: Requirement, clone: Path | None) -> str:

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, Literal, TextIO
 
+from stoker.system.wording import format_count
+
 LOG_FORMAT_VARIABLE: Final = "STOKER_LOG_FORMAT"
 """The environment variable with the log format of the server."""
 
@@ -127,7 +129,9 @@ class LineFormatter(logging.Formatter):
 
     def shortened(self, text: str) -> str:
         """Return the first line of a formatted record, and how many lines are left out."""
-        return f"{text.partition(chr(10))[0]} ({self.lines(text) - 1} lines about it are left out)"
+        return (
+            f"{text.partition(chr(10))[0]} ({format_count(self.lines(text) - 1, 'line')} about it left out)"
+        )
 
 
 class JsonFormatter(LineFormatter):
@@ -158,7 +162,7 @@ class JsonFormatter(LineFormatter):
         """Return a formatted record without its traceback."""
         facts = json.loads(text)
         left_out = facts.pop("traceback", "").count("\n") + 1
-        facts["message"] += f" ({left_out} lines about it are left out)"
+        facts["message"] += f" ({format_count(left_out, 'line')} about it left out)"
         return json.dumps(facts)
 
 
@@ -242,7 +246,8 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         count = self._left_out
         if count:
             fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-            message = f"{count} records are left out here: there were too many at once, or they could not be written"
+            left_out = format_count(count, "record")
+            message = f"{left_out} left out here: there were too many at once, or they could not be written"
             self._write(self.format(logging.makeLogRecord({**fields, "msg": message})))
             self._left_out = 0
 
@@ -290,7 +295,7 @@ def _shown(trace: str) -> list[str]:
     """Return the escaped lines of a traceback, without the middle of a very long one."""
     lines = trace.split("\n")
     if (left_out := len(lines) - _TRACE_LINES_FIRST - _TRACE_LINES_LAST) > 0:
-        lines[_TRACE_LINES_FIRST:-_TRACE_LINES_LAST] = [f"… ({left_out} lines)"]
+        lines[_TRACE_LINES_FIRST:-_TRACE_LINES_LAST] = [f"… ({format_count(left_out, 'line')})"]
     return [escaped(line, _TRACE_LINE_CHARS) for line in lines]
 
 

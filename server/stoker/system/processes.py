@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     """Exit codes of a device process that ends itself."""
 
     LOCK_HELD = 1
-    """Code held Python's interpreter lock: see `stoker.device.watchdogs`, whose timer has no other exit code."""
+    """Code held Python's interpreter lock: see `stoker.device.lock_guard`, whose timer has no other exit code."""
     CRASHED = 70
     """The thread of a model ended."""
     STUCK = 71

@@ -16,6 +16,7 @@ import orjson
 
 from stoker.errors import ServingError
 from stoker.isolation.difference import largest_difference
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.packed import unpack
 from stoker.wire.script_requests import ScriptAnswer
@@ -56,7 +57,11 @@ class FieldDifference:
         )
 
     def __str__(self) -> str:
-        flips = f", {self.flipped} of {self.classified} classes flip" if self.classified else ""
+        flips = (
+            f", {self.flipped} of {format_count(self.classified, 'class', 'classes')} flip"
+            if self.classified
+            else ""
+        )
         return f"at most {self.largest:.3g} ({self.relative:.3g} of the largest number){flips}"
 
 
@@ -114,7 +119,7 @@ class Comparison:
         counts = ", ".join(
             f"{self.results[result]} {result}" for result in RESULTS if self.results.get(result)
         )
-        parts = [f"{self.requests} requests compared: {counts or 'none'}"]
+        parts = [f"{format_count(self.requests, 'request')} compared: {counts or 'none'}"]
         parts += [
             f"{name or 'the answer'} differs by {one}" for name, one in self.fields.items() if one.relative
         ]

@@ -244,7 +244,7 @@ def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarra
             f"Missing: {named}"
         )
     # A batch without rows gets an answer without rows.
-    if not tensors.batched or any(len(array) for array in arrays.values()):
+    if not tensors.batched or any(array.shape[:1] != (0,) for array in arrays.values()):
         check_rows(arrays, tensors)
     return {info.name: arrays[info.name] for info in tensors.inputs if info.name in arrays}
 

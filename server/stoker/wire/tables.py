@@ -1,6 +1,6 @@
 """Tables in JSON, such as Azure's `{"input_data": …}`, in which Azure sends requests to models of MLflow.
 
-An estimator that was fitted on a table with texts has an input for each column (`runtimes.estimator_columns`). Its
+An estimator that was fitted on a table with texts has an input for each column (`runtimes.estimator_inputs`). Its
 rows may be lists, objects, a table in pandas' orientation `split`, or an object of columns.
 """
 

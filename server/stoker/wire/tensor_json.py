@@ -69,7 +69,7 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
     """Raise InvalidInput unless all inputs of a model with a batch axis have the same number of rows, at least 1."""
     if not tensors.batched:
         return
-    counts = {name: len(array) for name, array in arrays.items()}
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise InvalidInput.different_rows(counts.items())
     if not all(counts.values()):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from stoker.system.wording import format_count
+
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
 """As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
 
@@ -76,7 +78,7 @@ def service_status(
     if status.get("observedGeneration", 0) < objects.deployment["metadata"]["generation"]:
         return ServiceStatus("Transitioning", "waits for the cluster to look at it")
     wanted, available = spec["replicas"], status.get("availableReplicas", 0)
-    count = f"{available} of {_pods(wanted)} can score"
+    count = f"{available} of {format_count(wanted, 'pod')} can score"
     if status.get("updatedReplicas", 0) == status.get("replicas", 0) == available == wanted:
         return ServiceStatus("Healthy", count)
     conditions = {one["type"]: one for one in status.get("conditions", [])}
@@ -91,10 +93,6 @@ def service_status(
     if was_whole and available == 0 and wanted > 0:
         return ServiceStatus("Unhealthy", line)
     return ServiceStatus("Transitioning", line)
-
-
-def _pods(number: int) -> str:
-    return "1 pod" if number == 1 else f"{number} pods"
 
 
 def _waits(objects: ServiceObjects, troubles: Sequence[_Trouble]) -> Iterator[str]:

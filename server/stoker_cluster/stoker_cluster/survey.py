@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.system.wording import format_count
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.readers import is_label_value
 
@@ -74,8 +75,8 @@ def describe_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
         if _is_gpu(resource)
     )
     wanted_text = "" if wanted is None else f", {wanted} asked for"
-    count = "1 node is" if len(nodes) == 1 else f"{len(nodes)} nodes are"
-    return f"{count} a {size}, with {gpus} GPUs{wanted_text}; none are made"
+    nodes_text, gpus_text = format_count(len(nodes), "node"), format_count(gpus, "GPU")
+    return f"{nodes_text} of size {size}, with {gpus_text}{wanted_text}; none are made"
 
 
 def _machines(cluster: Cluster, size: str) -> list[dict[str, Any]]:

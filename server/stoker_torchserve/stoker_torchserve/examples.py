@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.scripts.batching import companions_of
-from stoker.scripts.self_check import variations
+from stoker.scripts.json_companions import companions_of
+from stoker.scripts.row_variations import variations
 from stoker.settings.files import read_sample_file
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import LoadFailed, RequestError
-from stoker.scripts.invocation import refusal_of, refusal_with
+from stoker.scripts.refusals import refusal_of, refusal_with
 from stoker.scripts.request_batches import BatchRun
 from stoker.system.durable import read_regular
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest

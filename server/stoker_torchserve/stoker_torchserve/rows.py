@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from stoker.errors import MalformedBody, UnsupportedEncoding
-from stoker.scripts.arguments import NO_HEAD
+from stoker.scripts.forms import NO_HEAD
 from stoker.wire.images import form_parts
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_torchserve.ts.context import RequestProcessor

@@ -18,7 +18,7 @@ from tests.torchserve_archives import ECHO_HANDLER, manifest_of, write_mar
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
-from stoker.gpu import devices, selection
+from stoker.gpu import selection, survey
 from stoker.gpu.facts import Driver, Gpu
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -41,9 +41,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list[Gpu]:
         raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
 
-    for module in (devices, selection):
+    for module in (survey, selection):
         monkeypatch.setattr(module, "gpus", none)
-    monkeypatch.setattr(devices, "describe_driver", none)
+    monkeypatch.setattr(survey, "describe_driver", none)
 
 
 def script(tmp_path: Path, **files: str) -> Path:
@@ -257,9 +257,9 @@ def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
         devices_tried.append(framework)
         return problems.get(framework)
 
-    for module in (devices, selection):
+    for module in (survey, selection):
         monkeypatch.setattr(module, "gpus", lambda: [gpu])
-    monkeypatch.setattr(devices, "describe_driver", lambda: Driver("580.95.05", "13.0"))
+    monkeypatch.setattr(survey, "describe_driver", lambda: Driver("580.95.05", "13.0"))
     monkeypatch.setattr(diagnosis, "probe_in_child", problem)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     check = checks_of(workspace)["device"]

@@ -83,7 +83,7 @@ def test_several_services_without_a_name_are_refused(workspace: Path, keyring: K
     Keyring(workspace / "keys", "cifar").ensure()
     before = keyring.show()
     for action in (["show"], ["regenerate", "primary"]):
-        with pytest.raises(InvalidSettings, match=r"choose one by --name: .* keys of: cifar, mnist"):
+        with pytest.raises(InvalidSettings, match=r"for instance by --name cifar: .* keys of: cifar, mnist"):
             run(*action, "--workspace", str(workspace))
     run("show", "--name", "cifar", "--workspace", str(workspace))
     assert keyring.show() == before

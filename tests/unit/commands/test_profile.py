@@ -15,8 +15,11 @@ import yaml
 from stoker.commands import profile
 from stoker.errors import InvalidSettings
 from stoker.profiling import profile as profiling
-from stoker.profiling.measuring import Order
-from stoker.profiling.search import Candidate, Estimate, MeasuredCurve, SearchResult, Space
+from stoker.profiling.candidates import Candidate, Space
+from stoker.profiling.curves import MeasuredCurve
+from stoker.profiling.load_tests import Confirmation, RequestCost
+from stoker.profiling.measuring import Order, Report
+from stoker.profiling.search import Estimate, SearchResult
 
 CHOICE = Estimate(Candidate(64, 2, (8, 64)), 5000, 4321, 20.04, 45.06, 5)
 DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
@@ -33,7 +36,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
         facts | {"request": request}, {"auto": MeasuredCurve((1, 64), (1_500_000, 12_345_678))}
     )
 
-    def measure(order: Order, say: profiling.Say) -> profiling.Measured:
+    def measure(order: Order, say: Report) -> profiling.Measured:
         orders.append(order)
         for message in ({"step": "loading"}, {"note": "graph is left out"}):
             say(message)
@@ -82,14 +85,14 @@ class Bench:
     def __init__(self, load_rows_per_s: float) -> None:
         self.load_rows_per_s = load_rows_per_s
 
-    def measure_cost(self, *_: object) -> profiling.RequestCost:
-        return profiling.RequestCost(1, 50.0, 0.4)
+    def measure_cost(self, *_: object) -> RequestCost:
+        return RequestCost(1, 50.0, 0.4)
 
-    def confirm(self, *_: object) -> profiling.Confirmation:
+    def confirm(self, *_: object) -> Confirmation:
         if self.load_rows_per_s >= 4321:
-            return profiling.Confirmation(4321.0, 20.0, 40.0)
+            return Confirmation(4321.0, 20.0, 40.0)
         busy = {"generator": 0.97, "frontends": 0.5, "device": 0.2, "other programs": 0.0, "all cores": 0.8}
-        return profiling.Confirmation(self.load_rows_per_s, 9.0, 61.0, "generator", busy)
+        return Confirmation(self.load_rows_per_s, 9.0, 61.0, "generator", busy)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_unconfirmed_profile_reports_the_sustained_load(
     """The sustained load and its limit are on the screen, in JSON and at the head of the file."""
     bench = Bench(sustained)
     monkeypatch.setattr(profile, "require_extension", lambda *_: bench)
-    monkeypatch.setattr(profiling, "space_of", lambda _: Space({}, DEFAULT.candidate))
+    monkeypatch.setattr(profiling, "make_space", lambda _: Space({}, DEFAULT.candidate))
     output = tmp_path / "deployment.yaml"
     assert run("--output", str(output), "--workspace", str(tmp_path / "ws"), confirm=True) == 0
     screen = capsys.readouterr().out

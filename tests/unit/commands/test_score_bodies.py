@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stoker.commands.score_bodies import media_type_of
+from stoker.commands.score_bodies import is_image, media_type_of
 
 
 def test_media_type_follows_the_name_and_is_bytes_for_unknown_names() -> None:
@@ -12,3 +12,17 @@ def test_media_type_follows_the_name_and_is_bytes_for_unknown_names() -> None:
         *("image/jpeg", "application/x-npy", "image/webp", "application/json", "audio/x-wav"),
         "application/octet-stream",
     ]
+
+
+def test_image_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
+    """Scripts may take kinds of images that the server does not decode; a photo may have no suffix."""
+    contents = {
+        "a.tiff": b"II*",
+        "photo": b"\xff\xd8\xff\xe0",
+        "a.json": b"[1]",
+        "rows": b"[1]",
+        "a.npy": b"",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    assert [name for name in contents if is_image(tmp_path / name)] == ["a.tiff", "photo"]

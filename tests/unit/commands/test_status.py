@@ -13,7 +13,7 @@ import pytest
 from tests.live_server import free_port
 
 from stoker.cli import main
-from stoker.commands import status
+from stoker.commands import running_server, status
 from stoker.errors import OperatorError
 from stoker.settings.versions import ON_DEMAND
 from stoker.settings.workspace import Workspace
@@ -42,7 +42,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
                 raise OperatorError("the server answers with status 503")
             return json.dumps(MODELS).encode()
 
-        monkeypatch.setattr(status, "ask_admin", answer)
+        monkeypatch.setattr(running_server, "ask_admin", answer)
 
     return set_up
 
@@ -112,6 +112,6 @@ def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.
         assert "  no     -           -\n" in printed.out
         assert "cannot be reached" in printed.err
         assert main([*words, "1"]) == 2
-        assert "no server here has the process id or port 1;" in capsys.readouterr().err
+        assert "no server here has the process id, the port or a model 1;" in capsys.readouterr().err
     assert main(words) == 2
     assert "no server of the workspace" in capsys.readouterr().err

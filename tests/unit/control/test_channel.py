@@ -53,7 +53,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.parametrize("text", ["short", "é" * 10_922, "é" * 60_000, LARGE])
 def test_messages_of_any_length_go_both_ways_with_descriptors(pair: Pair, text: str) -> None:
-    """Whatever its length is, and however JSON writes its letters: as a script's sample, or a traceback, may be."""
+    """A script's sample or a traceback may be long, and may have letters that JSON escapes."""
     reading, writing = os.pipe()
     for sender, receiver in (pair, reversed(pair)):
         assert sender.send(Text(text, 3), [writing])
@@ -123,10 +123,10 @@ def test_messages_to_a_busy_process_arrive_later_in_order(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("text", ["short", LARGE])
-def test_descriptors_that_were_lost_are_none_and_not_some(
+def test_message_with_lost_descriptors_has_none_at_all(
     pair: Pair, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel cuts off those for which there is no room, and says so only in a flag."""
+    """The kernel drops descriptors without room and only sets a flag."""
     supervisor, process = pair
     supervisor.send(Text(text), [0, 1])
     supervisor.send(Next())
@@ -151,7 +151,7 @@ def test_a_message_that_was_lost_is_an_error(pair: Pair) -> None:
 
 
 def test_a_process_that_has_gone_is_not_an_error(pair: Pair) -> None:
-    """What is sent to it is for nobody, however large, and its end reads as EOF."""
+    """Messages of any size to it are dropped, and its end reads as EOF."""
     supervisor, process = pair
     process.close()
     assert not supervisor.send(Next())
@@ -160,7 +160,7 @@ def test_a_process_that_has_gone_is_not_an_error(pair: Pair) -> None:
 
 
 def test_an_inherited_end_is_not_inherited_further() -> None:
-    """What a script starts must not hold the channel open."""
+    """Processes that a script starts do not keep the channel open."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
         os.set_inheritable(far.fileno(), True)

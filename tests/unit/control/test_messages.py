@@ -125,7 +125,7 @@ def test_each_message_survives_encoding_and_decoding(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_message_has_one_direction(module: ModuleType) -> None:
-    """Whoever adds one says who sends it: what is in no union can be neither sent nor received."""
+    """A message in no union of senders can be neither sent nor received."""
     defined = {
         name
         for name, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""Which of several models runs next."""
+"""The choice of the model that runs next."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device import scheduler
+from stoker.device.arbiter import Arbiter, pick
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy, Proposal
-from stoker.device.device_sharing import Arbiter, pick
 from stoker.device.row_queue import RowQueue
 
 MS = 1_000_000
@@ -19,12 +19,12 @@ CAP = 64
 
 
 def propose(cost_ns: int, latest_ns: int, rows: int = 1, tier: int = 1) -> Proposal:
-    """What a model would run."""
+    """The batch that a model would run."""
     return Proposal(rows, cost_ns, latest_ns, tier, losing=False, check_again_ns=None)
 
 
 def test_the_batch_that_has_to_begin_first_runs() -> None:
-    """Who can wait waits, and grows."""
+    """The batch with the later latest start waits, and may grow."""
     arbiter = Arbiter({"a": 1, "b": 1})
     assert arbiter.choose(0, {"a": propose(5, 40), "b": propose(5, 20)}) == "b"
 
@@ -38,14 +38,14 @@ def test_model_without_rows_or_waiting_for_more_is_not_chosen() -> None:
 
 
 def test_a_short_batch_goes_before_one_that_would_make_it_late() -> None:
-    """If that can still begin in time behind it, whatever each has used."""
+    """The long batch can still begin in time behind it, so device time used does not matter."""
     arbiter = Arbiter({"a": 1, "b": 1})
     arbiter.charge("b", 10**9)
     assert arbiter.choose(0, {"a": propose(50, 10), "b": propose(5, 20)}) == "b"
 
 
 def test_in_a_conflict_the_one_that_has_used_less_runs() -> None:
-    """By its share."""
+    """Device time counts by the share of each model."""
     proposals = {"a": propose(50, 10), "b": propose(50, 20)}
     arbiter = Arbiter({"a": 1, "b": 1})
     arbiter.choose(0, proposals)
@@ -59,7 +59,7 @@ def test_in_a_conflict_the_one_that_has_used_less_runs() -> None:
 
 
 def test_late_rows_run_behind_all_others() -> None:
-    """Whenever these would have to begin."""
+    """Late rows run last even if the other batch could wait for long."""
     arbiter = Arbiter({"a": 1, "b": 1})
     assert arbiter.choose(0, {"a": propose(5, 1, tier=3), "b": propose(5, 10**9)}) == "b"
 
@@ -88,19 +88,17 @@ def test_a_pause_earns_no_credit() -> None:
 def test_models_in_conflict_get_device_time_by_their_shares(
     models: list[tuple[int, int]], pauses: list[set[int]]
 ) -> None:
-    """Whatever was before, times over shares of those that always want differ by two of the dearest at most."""
+    """Used time by share differs by at most two of the dearest batches, whatever the models did before."""
     shares = {str(number): float(share) for number, (share, _) in enumerate(models)}
     proposals = {str(number): propose(cost_ns, 0) for number, (_, cost_ns) in enumerate(models)}
     arbiter = Arbiter(shares)
     for absent in pauses:
-        chosen = arbiter.choose(
-            0, {name: said for name, said in proposals.items() if int(name) not in absent}
-        )
+        chosen = arbiter.choose(0, {name: one for name, one in proposals.items() if int(name) not in absent})
         if chosen is not None:
             arbiter.charge(chosen, proposals[chosen].cost_ns)
     used: Counter[str] = Counter()
-    dearest = max(said.cost_ns for said in proposals.values()) / min(shares.values())
-    # What is left of the time before is made up for first.
+    dearest = max(one.cost_ns for one in proposals.values()) / min(shares.values())
+    # Differences of the time before are made up for first.
     for turn in range(400):
         chosen = arbiter.choose(0, proposals)
         assert chosen is not None
@@ -116,18 +114,18 @@ OFFERS = st.lists(
     min_size=1,
     max_size=6,
     # Ties are broken by the order in which models are named.
-    unique_by=(lambda said: said[1], lambda said: said[3]),
+    unique_by=(lambda offer: offer[1], lambda offer: offer[3]),
 )
 
 
 def chosen_of(proposals: list[tuple[int, int, int, int]], names: list[str], times: int = 1) -> int:
     """The place of the proposal that is picked: cost, latest start, tier and what the model has used of each."""
-    said = {
+    offered = {
         name: propose(cost * times, latest * times, tier=tier)
         for name, (cost, latest, tier, _) in zip(names, proposals, strict=True)
     }
     used = {name: of * times for name, (_, _, _, of) in zip(names, proposals, strict=True)}
-    picked = pick(0, said, used)
+    picked = pick(0, offered, used)
     assert picked is not None
     return names.index(picked)
 
@@ -137,7 +135,7 @@ def chosen_of(proposals: list[tuple[int, int, int, int]], names: list[str], time
 def test_names_and_units_of_time_do_not_matter(
     proposals: list[tuple[int, int, int, int]], times: int
 ) -> None:
-    """Who is picked is the same for a slower device, and whatever models are called and in which order they come."""
+    """The same model is picked on a slower device, under other names and in another order."""
     names = [str(number) for number in range(len(proposals))]
     place = chosen_of(proposals, names)
     assert chosen_of(proposals, names, times) == place
@@ -146,10 +144,10 @@ def test_names_and_units_of_time_do_not_matter(
 
 
 def test_a_model_that_loses_rows_anyway_lets_others_go_ahead() -> None:
-    """Those that have used less, and would have to begin at its end, when more of their rows may wait."""
+    """They go ahead if they have used less, and have to begin at its end, when more of their rows may wait."""
     proposals = {"flood": propose(50, 1)._replace(losing=True), "b": propose(5, 59), "c": propose(5, 100)}
     assert pick(0, proposals, {"flood": 100, "b": 0, "c": 0}) == "b"
-    # Who loses nothing is in nobody's way, and who has used as much has no more right.
+    # A model that loses no rows goes first, and so does one whose rival has used as much.
     assert pick(0, proposals | {"flood": propose(50, 1)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
     assert pick(0, proposals, {"flood": 100, "b": 60, "c": 0}) == "flood"
     assert pick(0, proposals | {"b": propose(5, 60)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
@@ -159,7 +157,7 @@ def test_a_model_that_loses_rows_anyway_lets_others_go_ahead() -> None:
 
 
 def taught(batch_ms: float, row_ms: float) -> ServiceTimes:
-    """What has learned a line exactly."""
+    """Times that were learned from an exact line."""
     times = ServiceTimes()
     for _ in range(4):
         for rows in (1, 2, CAP // 2, CAP):
@@ -169,7 +167,7 @@ def taught(batch_ms: float, row_ms: float) -> ServiceTimes:
 
 @dataclass
 class Shared:
-    """Models of one device whose batches take what was learned: the first asks three times what it can do.
+    """Models of one device whose batches take the learned times; the first gets three times the rows that it can do.
 
     Attributes:
         row_ms: Time of each row.
@@ -213,9 +211,9 @@ class Shared:
         """Let the batch run that is chosen; returns how long it takes."""
         proposals = {}
         for model, queue in enumerate(self.queues):
-            said = scheduler.propose(queue, now_ns, self.policy, self.times)
-            if said is not None:
-                proposals[str(model)] = said
+            proposal = scheduler.propose(queue, now_ns, self.policy, self.times)
+            if proposal is not None:
+                proposals[str(model)] = proposal
             elif queue.rows:
                 self.take(model, now_ns)
         chosen = arbiter.choose(now_ns, proposals)
@@ -225,7 +223,7 @@ class Shared:
         return proposals[chosen].cost_ns
 
     def take(self, model: int, now_ns: int) -> None:
-        """Let the planner have its way; count what the others lose."""
+        """Schedule the batch of a model; count the rows that the others lose."""
         planned = scheduler.schedule(self.queues[model], now_ns, self.policy, self.times)
         if model:
             self.lost += sum(block.rows for block in planned.expired)

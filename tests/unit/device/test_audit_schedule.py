@@ -1,4 +1,4 @@
-"""Which batches are audited, by counting and by keeping an account of time."""
+"""The choice of batches to audit, by counting them and by an account of time."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.auditing import AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
 
 MS = 1_000_000
 
@@ -37,7 +37,7 @@ def test_one_batch_in_so_many_is_audited(rate: float) -> None:
 @settings(STEADY, max_examples=60)
 @given(st.floats(1e-4, 1), st.integers(1, 200 * MS), st.integers(0, 3))
 def test_audits_take_a_thousandth_of_the_time_at_most(rate: float, batch_ns: int, cost: int) -> None:
-    """Whatever the rate is and however long a batch takes: a slow model is audited more seldom."""
+    """Holds for any rate and any time of a batch: a slow model is audited more seldom."""
     batches = 5000
     schedule = AuditSchedule(rate)
     made = audits(schedule, batches, batch_ns, min(cost, 2) * batch_ns)
@@ -53,7 +53,7 @@ def test_an_audit_that_took_longer_is_paid_back() -> None:
     assert second + 1 == 32_000
 
 
-def test_only_one_is_under_way() -> None:
+def test_only_one_audit_is_under_way() -> None:
     """While one instance audits, no other one begins or keeps a row."""
     schedule = AuditSchedule(1, share=None, first_after_ns=0)
     assert schedule.count(MS)
@@ -64,8 +64,8 @@ def test_only_one_is_under_way() -> None:
     assert schedule.count(MS)
 
 
-def test_one_that_is_postponed_waits_for_some_batches() -> None:
-    """While somebody waits, rows are not copied for nothing after every batch."""
+def test_a_postponed_audit_waits_for_sixteen_batches() -> None:
+    """While rows wait, no row is copied in vain after each batch."""
     schedule = AuditSchedule(0.01, share=None, first_after_ns=0)
     while not schedule.count(MS):
         pass
@@ -73,6 +73,6 @@ def test_one_that_is_postponed_waits_for_some_batches() -> None:
     assert [schedule.count(MS) for _ in range(16)] == [False] * 15 + [True]
 
 
-def test_the_smallest_rate_is_taken() -> None:
-    """A rate that no server lives long enough for is no fault."""
+def test_the_smallest_rate_is_accepted() -> None:
+    """A rate at which no batch is ever audited is no error."""
     assert not AuditSchedule(5e-324).count(MS)

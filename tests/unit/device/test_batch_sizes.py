@@ -1,4 +1,4 @@
-"""The sizes of batches: buckets, what comes below a size that did not fit, and what the settings make of them."""
+"""The sizes of batches: buckets, the next smaller size, and the sizes that settings give."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_largest_batch_of_resnet50_on_an_h200(target_ms: float | None, large
     """Without a target 64 rows: 97 % of the throughput of 256 rows, in a quarter of the time."""
     choice = choose_buckets(RESNET50, target_ms)
     assert choice.buckets == tuple(size for size in SIZES if size <= largest)
-    assert "64 rows do 12,415 rows/s, 256 rows 12,730" in choice.reason
+    assert "batches of 64 do 12,415 rows/s, of 256 12,730" in choice.reason
     assert ("target_ms" in choice.reason) == (largest < 64)
 
 

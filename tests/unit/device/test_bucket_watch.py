@@ -50,7 +50,7 @@ def counted(**batches: int) -> list[int]:
     ],
 )
 def test_the_size_that_saves_most_is_missing(batches: list[int], size: int | None) -> None:
-    """If 15 % of the time is padding."""
+    """A size is missing if 15 % of the time is padding."""
     found = missing_size(batches, BUCKETS, time_ns)
     assert (None if found is None else found[0]) == size
 
@@ -130,7 +130,7 @@ def test_a_size_is_added_once_padding_costs_much(
 
 
 def test_sizes_that_were_set_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever padding they cost."""
+    """Sizes that the operator has set stay, however much padding they cost."""
     with served(monkeypatch, chosen=False) as joined:
         ask(joined, 20, 20)
         assert joined.pipeline.sizes == BUCKETS

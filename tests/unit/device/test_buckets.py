@@ -1,4 +1,4 @@
-"""Batches that are filled up to buckets: what the model sees, and that nobody else does."""
+"""Batches that are padded to buckets: the model sees the padding, callers do not."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def filled(runtime: PuppetRuntime | None = None, **more: Any) -> Joined:
 def test_the_model_sees_only_buckets_and_callers_only_their_rows(
     rounds: list[list[tuple[int, int]]], bad: set[int]
 ) -> None:
-    """Whatever comes: shapes are buckets, the padding is zeros, answers are right, and padding is counted."""
+    """Batches have the sizes of buckets, the padding is zeros, and answers are right."""
     with filled(frontends=2) as joined:
         joined.runtime.fails_for = {float(number) for number in bad if number}
         start = 1
         for requests in rounds:
-            asked = []
+            submitted = []
             for frontend, size in requests:
                 first = range(start, start + size)
-                asked.append((first, joined.submit(*first, frontend=frontend)))
+                submitted.append((first, joined.submit(*first, frontend=frontend)))
                 start += size
             joined.settle()
-            for first, ticket in asked:
+            for first, ticket in submitted:
                 if joined.runtime.fails_for.intersection(first):
                     assert ticket.failure() is ModelFailed
                 else:
@@ -110,8 +110,8 @@ def test_texts_of_padding_are_dropped() -> None:
         assert [ticket.texts for ticket in tickets] == [[b"1"], [b"2", b"3"]]
 
 
-def test_an_output_for_the_rows_alone_is_not_what_was_promised() -> None:
-    """A model must answer the whole bucket: one that leaves rows out could leave out anybody's."""
+def test_an_output_without_the_padding_fails_its_batch() -> None:
+    """A model must answer the whole bucket: if it leaves rows out, they could be any caller's."""
     with filled(PuppetRuntime(ROWS, lambda inputs: [inputs[0][:1]])) as joined:
         ticket = joined.submit(1)
         joined.settle()

@@ -22,7 +22,7 @@ IDLE_MS = Canary.idle_ns / 1e6
 
 
 class ProcessEnded(BaseException):
-    """What a puppet process ends in."""
+    """A puppet process has ended."""
 
 
 class Cage:
@@ -45,7 +45,7 @@ class Cage:
 
 
 def raising(error: Exception) -> Callable[[], None]:
-    """What raises in the middle of each run."""
+    """Return a function that raises in the middle of each run."""
 
     def during() -> None:
         raise error
@@ -53,8 +53,8 @@ def raising(error: Exception) -> Callable[[], None]:
     return during
 
 
-def test_a_bad_row_costs_one_canary_and_nobody_else_anything() -> None:
-    """The device computes on: the batch is split as ever, and the canary is not sent again for its parts."""
+def test_a_bad_row_costs_one_canary() -> None:
+    """The device computes on, other rows are answered, and the canary is not run again for parts of the batch."""
     cage = Cage()
     with Joined(canary=cage.canary) as joined:
         joined.runtime.fails_for = {3}
@@ -67,7 +67,7 @@ def test_a_bad_row_costs_one_canary_and_nobody_else_anything() -> None:
 
 
 def test_a_device_that_fails_for_good_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody is told that his row is to blame: the process ends, and rows in flight get what a lost device means."""
+    """No caller is blamed: the process ends, and rows in flight get the error of a lost device."""
     cage = Cage()
     with Joined(canary=cage.canary) as joined:
         joined.runtime.during = raising(RuntimeError("CUDA error 700: an illegal memory access"))
@@ -85,7 +85,7 @@ def test_a_device_that_fails_for_good_ends_the_process(caplog: pytest.LogCapture
 
 
 def test_a_canary_that_was_only_hit_by_chance_is_sent_again() -> None:
-    """What another thread of the process did may have been in its way: it is tried three times, with pauses."""
+    """Another thread of the process may have disturbed it, so it is tried three times, with pauses."""
     cage = Cage()
     runtime = PuppetRuntime()
     runtime.during = raising(RuntimeError("a graph is being captured"))
@@ -100,7 +100,7 @@ def test_a_canary_that_was_only_hit_by_chance_is_sent_again() -> None:
 
 
 def test_input_that_the_model_refuses_needs_no_canary() -> None:
-    """The caller is to blame, and says nothing about the device."""
+    """The caller is to blame, not the device."""
     cage = Cage()
     with Joined(canary=cage.canary) as joined:
         joined.runtime.during = raising(InvalidInput("5 by 7 cannot be multiplied"))
@@ -131,7 +131,7 @@ def test_an_idle_model_sends_the_canary_now_and_then() -> None:
 
 
 def test_rows_that_wait_come_before_the_canary() -> None:
-    """A batch tells as much."""
+    """The batch shows as well that the device computes."""
     cage = Cage()
     with Joined(canary=cage.canary) as joined:
         joined.clock.advance_ms(IDLE_MS)
@@ -140,8 +140,8 @@ def test_rows_that_wait_come_before_the_canary() -> None:
         assert joined.runtime.batches == [rows_of(1)[0].tolist()]
 
 
-def test_an_idle_model_whose_device_fails_ends_the_process() -> None:
-    """Readiness does not wait for the first caller to find out."""
+def test_a_device_that_fails_while_idle_ends_the_process() -> None:
+    """The failure is found before a caller comes."""
     cage = Cage()
     with Joined(canary=cage.canary) as joined:
         joined.runtime.during = raising(RuntimeError("the GPU has fallen off the bus"))
@@ -152,7 +152,7 @@ def test_an_idle_model_whose_device_fails_ends_the_process() -> None:
 
 
 def test_without_a_canary_an_idle_worker_sleeps_until_somebody_rings() -> None:
-    """On the CPU nothing is run that nobody asked for."""
+    """On the CPU no row is made up."""
     with Joined() as joined:
         joined.clock.advance_ms(10 * IDLE_MS)
         joined.turn_device()
@@ -161,7 +161,7 @@ def test_without_a_canary_an_idle_worker_sleeps_until_somebody_rings() -> None:
 
 
 def test_the_canary_has_the_size_of_the_smallest_bucket() -> None:
-    """So that the GPU was prepared for it."""
+    """The GPU is prepared for that size."""
     inputs = first_row(ROWS, BatchSizes((4, 8)))
     assert [array.shape for array in inputs] == [(4, 2)]
     assert not inputs[0].any()

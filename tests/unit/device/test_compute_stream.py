@@ -122,7 +122,7 @@ class Device:
                 now_ns, computed_ns = returns.pop(0)
                 stream.end(now_ns, computed_ns)
             begun_ns = due_ns + self._planning()
-            # What has returned while it was planned is known before the batch has begun.
+            # Batches that returned while it was planned are known before it begins.
             while returns and returns[0][0] <= begun_ns:
                 stream.end(*returns.pop(0))
             stream.learn_planning(begun_ns - due_ns)

@@ -8,7 +8,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, Joined
 
-from stoker.device.watchdogs import HangWatch
+from stoker.device.hang_watch import HangWatch
 from stoker.system.processes import GRACE_MS, ExitCode
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
+from stoker.device.batch import Batch
 from stoker.device.batching import BatchPolicy
-from stoker.device.lanes import Batch
 from stoker.device.row_blocks import RowBlock
 from stoker.errors import ModelFailed
 
@@ -156,7 +156,7 @@ def test_all_threads_end_when_the_worker_is_stopped() -> None:
 
 
 def test_an_error_in_one_instance_leaves_the_other_alone() -> None:
-    """Each splits its own batch."""
+    """Each instance splits its own batch."""
     further = PuppetRuntime()
     with Joined(further=[further]) as joined:
         joined.runtime.fails_for = {2}
@@ -249,9 +249,9 @@ class Play:
         self._steps = iter(steps)
         self._busy: set[int] = set()
         self._next_number = 1
-        self.asked: list[tuple[int, range, PuppetTicket]] = []
+        self.submitted: list[tuple[int, range, PuppetTicket]] = []
         self.cancelled: set[int] = set()
-        self.told_before: set[int] = set()
+        self.completed_before_kill: set[int] = set()
         self.most_busy = 0
         self.runtimes = joined.runtimes
         for runtime in self.runtimes:
@@ -262,28 +262,28 @@ class Play:
         step = next(self._steps, None)
         if step is None:
             return False
-        what, which, count = step
+        action, index, count = step
         joined = self._joined
-        frontend = which % len(joined.exchanges)
-        if what == "submit" and not joined.exchanges[frontend].lost:
+        frontend = index % len(joined.exchanges)
+        if action == "submit" and not joined.exchanges[frontend].lost:
             first = range(self._next_number, self._next_number + count)
             self._next_number += count
-            self.asked.append((frontend, first, joined.submit(*first, frontend=frontend)))
+            self.submitted.append((frontend, first, joined.submit(*first, frontend=frontend)))
             joined.turn_frontends()
-        elif what == "turn":
-            self.turn(which % len(self.runtimes))
-        elif what == "cancel" and self.asked:
-            index = count % len(self.asked)
-            ticket = self.asked[index][2]
-            if not ticket.completions and not joined.exchanges[self.asked[index][0]].lost:
+        elif action == "turn":
+            self.turn(index % len(self.runtimes))
+        elif action == "cancel" and self.submitted:
+            place = count % len(self.submitted)
+            ticket = self.submitted[place][2]
+            if not ticket.completions and not joined.exchanges[self.submitted[place][0]].lost:
                 ticket.cancel()
-                self.cancelled.add(index)
-        elif what == "kill" and len(joined.exchanges) > 1 and not joined.exchanges[frontend].lost:
-            self.told_before |= {
-                n for n, (of, _, asked) in enumerate(self.asked) if of == frontend and asked.completions
+                self.cancelled.add(place)
+        elif action == "kill" and len(joined.exchanges) > 1 and not joined.exchanges[frontend].lost:
+            self.completed_before_kill |= {
+                n for n, (of, _, ticket) in enumerate(self.submitted) if of == frontend and ticket.completions
             }
             joined.kill_frontend(frontend)
-        elif what == "join" and len(joined.exchanges) < 5:
+        elif action == "join" and len(joined.exchanges) < 5:
             joined.add_frontend()
         else:
             joined.clock.advance_ms(count)
@@ -307,7 +307,7 @@ class Play:
 def test_every_row_is_run_once_and_handed_back_once(
     instances: int, policy: BatchPolicy, steps: list[Step]
 ) -> None:
-    """However batches overlap, and whoever comes, gives up or dies meanwhile: nothing is lost or doubled."""
+    """Batches overlap, and callers and frontends come and go meanwhile: no row is lost or runs twice."""
     further = [PuppetRuntime() for _ in range(instances - 1)]
     with Joined(capacity=512, frontends=2, policy=policy, further=further) as joined:
         play = Play(joined, steps)
@@ -320,9 +320,9 @@ def test_every_row_is_run_once_and_handed_back_once(
             joined.turn_frontends()
         ran = [row for runtime in play.runtimes for row in runtime.rows_run]
         assert len(ran) == len(set(ran)), "no row runs twice"
-        for index, (frontend, first, ticket) in enumerate(play.asked):
+        for index, (frontend, first, ticket) in enumerate(play.submitted):
             if joined.exchanges[frontend].lost or index in play.cancelled:
-                assert ticket.completions == (index in play.told_before)
+                assert ticket.completions == (index in play.completed_before_kill)
                 continue
             assert ticket.completions == 1
             assert ticket.answer is not None
@@ -335,7 +335,7 @@ def test_every_row_is_run_once_and_handed_back_once(
 
 
 def test_the_play_makes_batches_overlap() -> None:
-    """What the property above relies on: a turn in the middle of a batch runs another one."""
+    """The property above relies on it: a turn in the middle of a batch runs another one."""
     with Joined(further=[PuppetRuntime()]) as joined:
         play = Play(joined, [("submit", 0, 2), ("turn", 0, 1), ("submit", 0, 3), ("turn", 1, 1)])
         while play.step():

@@ -1,4 +1,4 @@
-"""The timer that ends a process in which the interpreter lock is held: when it runs, and for how long."""
+"""The timer that ends a process in which the interpreter lock is process: when it runs, and for how long."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 from tests.patience import PROGRAM_S
 
-from stoker.device.watchdogs import LockGuard
+from stoker.device.lock_guard import LockGuard
 
 _FORKS = """
 import os, sys
-from stoker.device.watchdogs import LockGuard
+from stoker.device.lock_guard import LockGuard
 guard = LockGuard()
 guard.add(0, 60_000)
 guard.start()
@@ -23,7 +23,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 _HOLDS = """
 import re
-from stoker.device.watchdogs import LockGuard, _end_after
+from stoker.device.lock_guard import LockGuard, _end_after
 guard = LockGuard(arm=lambda limit_s: _end_after(limit_s / 20))
 guard.add(0, 1)
 guard.start()
@@ -32,7 +32,7 @@ re.match("(a+)+$", "a" * 60 + "b")
 
 
 class _Timer:
-    """What a guard did with its timer: the seconds that it was set to, None where it was stopped."""
+    """The states of a guard's timer: the seconds that it was set to, None where it was stopped."""
 
     def __init__(self) -> None:
         self.states: list[float | None] = []
@@ -44,7 +44,7 @@ class _Timer:
 
 
 def test_the_timer_runs_only_while_models_serve() -> None:
-    """Not while they are loaded, and not after the last of them; the most patient one decides how long."""
+    """It stands still while they are loaded and after the last one; the longest timeout counts."""
     timer = _Timer()
     timer.guard.add(0, 300)
     timer.guard.renew()
@@ -100,7 +100,9 @@ def test_a_forked_process_ends_when_it_exits() -> None:
 
 def test_a_process_that_keeps_the_lock_ends_with_its_stacks() -> None:
     """No thread of Python runs any more then, so its exit code is the only one that C code gives."""
-    held = subprocess.run([sys.executable, "-c", _HOLDS], capture_output=True, timeout=PROGRAM_S, check=False)
-    assert held.returncode == 1
-    assert b"Timeout" in held.stderr
-    assert b"in match" in held.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", _HOLDS], capture_output=True, timeout=PROGRAM_S, check=False
+    )
+    assert process.returncode == 1
+    assert b"Timeout" in process.stderr
+    assert b"in match" in process.stderr

@@ -59,7 +59,7 @@ class ForkingPuppet(PuppetRuntime):
     Attributes:
         made_on: The thread on which it was made.
         ran_on: The threads on which it ran.
-        forks: What was forked of it.
+        forks: Its forks.
         forks_fail: Whether a fork fails at its first batch.
     """
 
@@ -162,8 +162,8 @@ def test_chosen_execution_is_logged_with_the_time_of_each_size(
     load(model, CPU, clock)
     assert "execution" not in caplog.text
     load(model, GPU, clock)
-    (told,) = [line for line in caplog.messages if "execution" in line]
-    assert told == f"digits: execution bound; graph fused; ms by rows: {times}"
+    (logged,) = [line for line in caplog.messages if "execution" in line]
+    assert logged == f"digits: execution bound; graph fused; ms by rows: {times}"
 
 
 def test_a_size_that_suddenly_lacks_memory_has_no_time_in_the_line(
@@ -202,7 +202,8 @@ def test_sizes_are_prepared_one_after_the_other_while_larger_ones_pay(
     assert (loaded.sizes.buckets, loaded.max_batch_rows, runtime.sizes) == (buckets, 64, buckets)
     assert runtime.prepared_again == [buckets]
     assert (
-        "digits: batch_buckets 1,2,4,8,16,32,48,64: 64 rows do 12,415 rows/s, 128 rows 12,623" in caplog.text
+        "digits: batch_buckets 1,2,4,8,16,32,48,64: batches of 64 do 12,415 rows/s, of 128 12,623"
+        in caplog.text
     )
 
 
@@ -221,7 +222,7 @@ def test_a_size_that_cannot_be_prepared_ends_the_search(
 
 
 def test_sizes_that_are_set_are_neither_timed_nor_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if they gain nothing."""
+    """They are kept even if they gain nothing."""
     runtime = PuppetSizes()
     runtime.takes_ns, runtime.sizes = resnet50_ns, (1, 128, 256)
     let_load_find(monkeypatch, runtime)
@@ -317,7 +318,7 @@ def test_how_many_instances_a_model_gets(
     instances: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two on a GPU, one on the CPU, and what is asked for where it can be had."""
+    """Two on a GPU, one on the CPU, or the number that is set, if the runtime can be forked."""
     let_load_find(monkeypatch, runtime())
     assert load(dataclasses.replace(MODEL, instances=wanted), device).instances == instances
 
@@ -458,7 +459,7 @@ def test_unloaded_cpu_model_is_freed_without_a_collection(
 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it can fill them instead of padding."""
+    """It can fill buckets instead of padding batches."""
     let_load_find(monkeypatch, ForkingPuppet())
     with threads_of(dataclasses.replace(MODEL, batch_buckets=(3, 8))) as (model, _):
         model.start(GPU)
@@ -467,7 +468,7 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its planner knows the terms, and what batches take; of one without a target nothing is asked."""
+    """Its planner knows the target and the times of batches."""
     runtime = ForkingPuppet()
     let_load_find(monkeypatch, runtime)
     deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse")
@@ -503,13 +504,13 @@ def test_batched_framework_models_are_audited(
         assert memory.totals().model(0).batch_cap_rows == 1
 
 
-def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_instance_serves_before_serve_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary must not meet another model of the process that captures a CUDA graph."""
-    told: list[bool] = []
+    allowed: list[bool] = []
     begins, served = threading.Event(), threading.Barrier(3)
 
     def serve(_: Worker, instance: Instance | None = None) -> None:
-        told.append(begins.is_set())
+        allowed.append(begins.is_set())
         served.wait(PATIENCE_S)
 
     monkeypatch.setattr(Worker, "serve", serve)
@@ -519,11 +520,11 @@ def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> 
         begins.set()
         model.serve()
         served.wait(PATIENCE_S)
-    assert told == [True, True]
+    assert allowed == [True, True]
 
 
 def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no thread is left behind."""
+    """No thread is left behind."""
     runtime = ForkingPuppet()
     runtime.forks_fail = True
     let_load_find(monkeypatch, runtime)

@@ -1,4 +1,4 @@
-"""Batches for which a device has no memory: smaller ones from then on, and an error only for what fits nowhere."""
+"""Batches for which a device has no memory: smaller ones follow, and only rows that fit nowhere fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sizes_of(joined: Joined) -> list[int]:
 
 
 def test_a_batch_that_does_not_fit_is_run_in_parts(caplog: pytest.LogCaptureFixture) -> None:
-    """Everybody gets his answer; each halving is said once, and a part above the new cap is not even tried."""
+    """All callers get their answers; each halving is logged once, and no part above the new cap is tried."""
     with Joined(policy=BatchPolicy(16)) as joined:
         joined.runtime.fits_rows = 4
         tickets = [joined.submit(number, number + 100) for number in range(8)]
@@ -42,7 +42,7 @@ def test_a_batch_that_does_not_fit_is_run_in_parts(caplog: pytest.LogCaptureFixt
 
 
 def test_later_batches_keep_below_the_cap() -> None:
-    """The cap stays as it is until the process is started again; nothing is tried out on callers."""
+    """The cap stays as it is until the process is started again."""
     with Joined(capacity=64, policy=BatchPolicy(16)) as joined:
         assert joined.totals().batch_cap_rows == 16
         joined.runtime.fits_rows = 8
@@ -66,7 +66,7 @@ def test_a_small_batch_that_does_not_fit_halves_the_cap_once() -> None:
 
 
 def test_instances_that_run_out_at_once_halve_the_cap_once() -> None:
-    """Both batches were too large together; that says nothing about half of one. Never is it below one row."""
+    """Both batches were too large together, though half of one may fit. The cap is never below one row."""
     with Joined(policy=BatchPolicy(4)) as joined:
         cap = joined.worker.cap
         for seen_rows, expected in ((4, 2), (4, 2), (2, 1), (2, 1), (1, 1)):
@@ -85,7 +85,7 @@ def test_with_buckets_the_cap_is_one_of_them() -> None:
         assert ticket.answer is not None
 
 
-def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_without_memory_gets_device_out_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     """Its caller gets 503 and an id under which the log has the reason; then the canary decides about the device."""
     ends: list[ExitCode] = []
 
@@ -126,7 +126,7 @@ def test_a_device_with_memory_for_the_canary_goes_on() -> None:
         assert [batch for batch in joined.runtime.batches if batch == [[0, 0]]] == [[[0, 0]]]
 
 
-def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
+def test_a_packed_request_without_memory_gets_device_out_of_memory() -> None:
     """Models of free sizes run requests in parts by themselves; what is left fails alone, as out of memory."""
     runtime = PuppetRuntime(TEXTS, lambda _: [[b"1", RowFailure(OutOfMemory("too large"))]])
     with Joined(runtime) as joined:
@@ -152,7 +152,7 @@ def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
     runtime = PuppetRuntime(Signature(*sides))
     deployment = model_of(monkeypatch, runtime)
     with pytest.raises(
-        LoadFailed, match=r"no memory for one row of vast: a batch of 1 rows would take 131,072\.0 GiB"
+        LoadFailed, match=r"no memory for one row of vast: a batch of 1 row would take 131,072\.0 GiB"
     ):
         loading.load(deployment, Device("cpu", 0, "CPU"))
     assert not runtime.batches
@@ -167,11 +167,11 @@ def test_batches_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) 
 
 
 def refuse_beyond(most_bytes: int) -> Callable[[int, str], None]:
-    """What checks the memory, with so much of it."""
+    """Return a check of the memory that refuses more bytes than these."""
 
-    def require(size_bytes: int, what: str) -> None:
+    def require(size_bytes: int, purpose: str) -> None:
         if size_bytes > most_bytes:
-            raise MemoryError(f"{what} would take {size_bytes} bytes")
+            raise MemoryError(f"{purpose} would take {size_bytes} bytes")
 
     return require
 

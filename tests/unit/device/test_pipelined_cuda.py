@@ -16,7 +16,7 @@ from stoker.device.batching import BatchPolicy
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx.capture import SessionGraphs
 from stoker.runtimes.pipeline import Graphs, PipelinedExecution
-from stoker.runtimes.torch_cuda import TorchGraphs
+from stoker.runtimes.torch.cuda import TorchGraphs
 
 SIZES = (1, 2, 4, 8)
 
@@ -42,7 +42,7 @@ class Card:
         self.runtime: Any = PipelinedExecution(
             "doubler", ROWS, CudaRuntime(self.cudart), graphs, SIZES, 8, 2, self.clock_ns
         )
-        # What the calls of CUDA show of progress.
+        # The calls of CUDA show progress.
         self.runtime.batches = self.cudart.calls
 
     def open(self, rows: int, stream: int) -> Any:
@@ -69,25 +69,25 @@ class Card:
 @pytest.mark.parametrize("framework", ["onnx", "torch graph", "torch eager"])
 @pytest.mark.parametrize("seed", range(4))
 def test_callers_get_the_answers_of_their_rows(seed: int, framework: str) -> None:
-    """Of two frontends, with requests of all sizes, whichever streams run ahead."""
+    """Holds for two frontends, requests of all sizes, and any streams that run ahead."""
     random = np.random.default_rng(seed)
     card = Card(framework=framework)
     card.cudart.eager = set(random.permutation(sorted(card.cudart.queues))[:seed].tolist())
     with card.serve() as joined:
         joined.completes = False
         assert len(card.cudart.registered) == 2
-        asked = []
+        submitted = []
         for _ in range(60):
             if random.random() < 0.5:
                 first = random.integers(0, 1000, int(random.integers(1, 9))).tolist()
-                asked.append((joined.submit(*first, frontend=int(random.integers(2))), first))
+                submitted.append((joined.submit(*first, frontend=int(random.integers(2))), first))
             joined.turn_frontends()
             joined.turn_device()
             if random.random() < 0.4:
                 joined.complete(1)
         joined.completes = True
         joined.settle()
-        for ticket, first in asked:
+        for ticket, first in submitted:
             assert answer_of(ticket) == doubled(*first)
 
 
@@ -111,7 +111,7 @@ def test_a_frontend_dies_while_the_device_copies_its_rows(framework: str) -> Non
 
 
 @pytest.mark.parametrize("framework", ["onnx", "torch eager"])
-def test_a_batch_for_which_there_is_no_memory_any_more_runs_in_parts(framework: str) -> None:
+def test_a_batch_without_memory_runs_in_parts(framework: str) -> None:
     """A replay of ONNX Runtime, or kernels of PyTorch, may need memory that another model has taken meanwhile."""
     card = Card(framework=framework)
     with card.serve() as joined:

@@ -30,13 +30,13 @@ TRANSPORT_NS = 800 * US
 
 
 def resnet50_ns(size: int) -> int:
-    """What a batch of so many rows takes."""
+    """The time of a batch of so many rows."""
     return round(float(np.interp(size, list(CURVE_MS), list(CURVE_MS.values()))) * MS)
 
 
 @dataclass
 class Host:
-    """What the threads of the device process take.
+    """The times of the threads of the device process.
 
     Attributes:
         wakes_ns: From the moment at which a thread should go on until it does.
@@ -72,7 +72,7 @@ class Frontend:
         self._doorbell.send(numbers.tobytes())
 
     def take_answers(self) -> np.ndarray:
-        """When the rows were submitted that have come back."""
+        """Take the rows that have come back; returns when they were submitted."""
         try:
             numbers = np.frombuffer(self._doorbell.recv(1 << 16), np.uint32)
         except BlockingIOError:
@@ -150,14 +150,14 @@ class Load:
         ready = [begun_ns] * callers
         while answered < total:
             self.clock.now_ns = max(self.clock(), self._next_ns(waiting, ready, callers))
-            came = []
+            arrived_ns = []
             while waiting and (
                 ready and ready[0] <= self.clock() if callers else waiting[-1] <= self.clock()
             ):
                 number = waiting.pop()
-                came.append(ready.pop(0) if callers else number)
-            if came:
-                self.frontend.submit(np.array(came))
+                arrived_ns.append(ready.pop(0) if callers else number)
+            if arrived_ns:
+                self.frontend.submit(np.array(arrived_ns))
                 if not self.worker.planner.rests:
                     self._wakes_ns = self._wakes_ns or self.clock() + self.host.wakes_ns
             if self._returns_ns() <= self.clock():
@@ -213,7 +213,7 @@ def test_poisson_arrivals_near_the_ceiling_are_answered_in_time() -> None:
 
 
 @pytest.mark.parametrize(("callers", "share"), [(64, 0.90), (512, 0.97)])
-def test_callers_who_wait_for_their_answers_fill_the_device(callers: int, share: float) -> None:
+def test_waiting_callers_fill_the_device(callers: int, share: float) -> None:
     """The next batch is there when one ends, though half of the callers are waiting for it."""
     with closing(Load()) as load:
         assert load.run(range(10_000), callers) >= share * CEILING_ROWS_S

@@ -18,13 +18,14 @@ from tests.pipelined_puppets import PipelinedJoined, PuppetPipeline
 from tests.puppets import ROWS, STEADY, PuppetFailure, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import LONE_ROWS
-from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary, first_row
-from stoker.device.fairness import Shares
 from stoker.device.first_batches import is_pipelined
-from stoker.device.watchdogs import HangWatch
+from stoker.device.hang_watch import HangWatch
+from stoker.device.shares import Shares
 from stoker.errors import DeadlineExceeded, DeviceOutOfMemory, ModelFailed
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory
@@ -604,11 +605,11 @@ STEPS = st.lists(
 
 
 class Walk:
-    """What has been asked of a worker with batches in flight, step by step."""
+    """The requests to a worker with batches in flight, step by step."""
 
     def __init__(self, joined: PipelinedJoined) -> None:
         self.joined = joined
-        self.asked: list[tuple[int, range, PuppetTicket]] = []
+        self.submitted: list[tuple[int, range, PuppetTicket]] = []
         self.lives = [True, True, True]
         self._numbers = 0
 
@@ -635,26 +636,26 @@ class Walk:
                 self.joined.pipeline.begin_fails = OutOfMemory("no memory for the copy")
 
     def end(self) -> list[tuple[range, PuppetTicket]]:
-        """Let everything end; returns what those asked whose frontend lives."""
-        asked = [(first, ticket) for frontend, first, ticket in self.asked if self.lives[frontend]]
+        """Let all batches end; returns the requests of frontends that live."""
+        alive = [(first, ticket) for frontend, first, ticket in self.submitted if self.lives[frontend]]
         self.joined.completes = True
         for _ in range(200):
             self.joined.settle()
-            if all(ticket.completions for _, ticket in asked):
+            if all(ticket.completions for _, ticket in alive):
                 break
             self.joined.clock.advance_ms(5)
-        return asked
+        return alive
 
     def _submit(self, frontend: int, rows: int) -> None:
         if self.lives[frontend]:
             first = range(self._numbers, self._numbers + rows)
             self._numbers += rows
-            self.asked.append((frontend, first, self.joined.submit(*first, frontend=frontend)))
+            self.submitted.append((frontend, first, self.joined.submit(*first, frontend=frontend)))
 
 
 @settings(STEADY, max_examples=150)
 @given(STEPS, st.sets(st.integers(0, 60), max_size=4), st.integers(1, 16), st.integers(1, 4))
-def test_every_request_gets_its_own_answer_whatever_happens(
+def test_every_request_gets_its_own_answer(
     steps: list[Any], bad: set[int], max_batch_rows: int, depth: int
 ) -> None:
     """As one model that runs row after row would answer: batches in flight never mix callers, nor lose one."""
@@ -671,8 +672,8 @@ def test_every_request_gets_its_own_answer_whatever_happens(
         assert len(runtime.attached) == sum(walk.lives)
 
 
-def test_nobody_waits_for_ever_whoever_fails() -> None:
-    """Both threads run: whatever order they go in, no wake-up is missed."""
+def test_no_wake_up_of_two_threads_is_missed() -> None:
+    """Both threads run in any order, some rows fail, and all requests end."""
     runtime = PuppetPipeline()
     runtime.fails_for = {float(number) for number in range(0, 300, 7)}
     with served(runtime, capacity=64, policy=BatchPolicy(4), frontends=2) as (joined, _):

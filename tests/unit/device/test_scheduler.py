@@ -1,4 +1,4 @@
-"""Which rows leave now, and when to look again: with a clock that is passed in, and no device."""
+"""The choice of the rows that leave, and when to look again: with a clock that is passed in, and no device."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -51,13 +51,13 @@ def rows(blocks: list[RowBlock]) -> list[Row]:
 
 
 def look(queue: RowQueue, now_ns: int = 0, max_batch_rows: int = 4, max_delay_ms: float = 0) -> BatchDecision:
-    """BatchDecision with nothing learned."""
+    """Schedule with no times learned."""
     return schedule(queue, now_ns, BatchPolicy(max_batch_rows, max_delay_ms), ServiceTimes())
 
 
 @dataclass
-class Told:
-    """What a row was queued with."""
+class QueuedRow:
+    """The facts that a row was queued with."""
 
     position: int
     enqueued_ns: int
@@ -71,40 +71,40 @@ class Checked:
     policy: BatchPolicy
     queue: RowQueue = field(default_factory=RowQueue)
     times: ServiceTimes = field(default_factory=ServiceTimes)
-    waiting: dict[Row, Told] = field(default_factory=dict)
+    waiting: dict[Row, QueuedRow] = field(default_factory=dict)
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def arrive(self, lane: int, requests: list[tuple[int, int]], now_ns: int) -> None:
         """Queue requests, each with its number of rows and its deadline, as one block."""
-        told = [Told(place, now_ns, deadline) for size, deadline in requests for place in range(size)]
-        numbers = [next(self.numbers) for _ in told]
-        self.waiting.update({(lane, number): row for number, row in zip(numbers, told, strict=True)})
+        queued = [QueuedRow(place, now_ns, deadline) for size, deadline in requests for place in range(size)]
+        numbers = [next(self.numbers) for _ in queued]
+        self.waiting.update({(lane, number): row for number, row in zip(numbers, queued, strict=True)})
         self.queue.push(
             lane,
             np.array(numbers, np.int32),
-            np.array([row.position for row in told]),
-            np.array([row.enqueued_ns for row in told]),
-            np.array([row.deadline_ns for row in told]),
+            np.array([row.position for row in queued]),
+            np.array([row.enqueued_ns for row in queued]),
+            np.array([row.deadline_ns for row in queued]),
         )
 
     def leave(self, lane: int) -> None:
         """A frontend dies."""
-        gone = [row for row in self.waiting if row[0] == lane]
-        assert self.queue.drop_lane(lane) == len(gone)
-        for row in gone:
+        dropped = [row for row in self.waiting if row[0] == lane]
+        assert self.queue.drop_lane(lane) == len(dropped)
+        for row in dropped:
             del self.waiting[row]
 
     def look(self, now_ns: int) -> None:
-        """Schedule, and check everything that the contract says of the result."""
-        alive = sum(told.deadline_ns > now_ns for told in self.waiting.values())
+        """Schedule, and check the result by the contract."""
+        alive = sum(row.deadline_ns > now_ns for row in self.waiting.values())
         hopeless_ns = now_ns + round(1.5 * self.times.expected_ns(self.policy.max_batch_rows))
         result = schedule(self.queue, now_ns, self.policy, self.times)
         expired, batch = self._removed(result.expired), self._removed(result.batch)
-        given_up = [told for told in expired if told.deadline_ns > now_ns]
+        given_up = [row for row in expired if row.deadline_ns > now_ns]
         assert not given_up or alive > self.policy.max_batch_rows
-        assert all(told.deadline_ns <= hopeless_ns for told in given_up)
+        assert all(row.deadline_ns <= hopeless_ns for row in given_up)
         assert bool(alive) == bool(batch or self.waiting)
-        assert all(told.deadline_ns > now_ns for told in (*batch, *self.waiting.values()))
+        assert all(row.deadline_ns > now_ns for row in (*batch, *self.waiting.values()))
         assert len(batch) <= self.policy.max_batch_rows
         assert result.reason in REASONS if batch else result.reason == ""
         assert self.queue.rows == len(self.waiting) == len(rows(list(self.queue.blocks)))
@@ -112,24 +112,24 @@ class Checked:
             assert result.check_again_ns is None
         elif not batch:
             assert len(self.waiting) < self.policy.max_batch_rows
-            oldest_ns = min(told.enqueued_ns for told in self.waiting.values())
+            oldest_ns = min(row.enqueued_ns for row in self.waiting.values())
             assert result.check_again_ns is not None
             assert now_ns < result.check_again_ns <= oldest_ns + self.policy.max_delay_ms * MS
         else:
             assert len(batch) in {self.policy.max_batch_rows, *self.policy.buckets}
 
-    def _removed(self, blocks: list[RowBlock]) -> list[Told]:
+    def _removed(self, blocks: list[RowBlock]) -> list[QueuedRow]:
         removed = []
         for block in blocks:
             assert len(block.numbers) > 0
             for index, number in enumerate(block.numbers.tolist()):
-                told = self.waiting.pop((block.lane, number))
+                row = self.waiting.pop((block.lane, number))
                 assert (block.position[index], block.enqueued_ns[index], block.deadline_ns[index]) == (
-                    told.position,
-                    told.enqueued_ns,
-                    told.deadline_ns,
+                    row.position,
+                    row.enqueued_ns,
+                    row.deadline_ns,
                 )
-                removed.append(told)
+                removed.append(row)
         return removed
 
 
@@ -157,7 +157,7 @@ def test_each_row_comes_out_exactly_once(
     known: list[tuple[int, int]],
     has_buckets: bool,
 ) -> None:
-    """Whatever arrives when, each row is run or expired once, in a batch that is not too large."""
+    """Each row is run or expired once, in a batch that is not too large, in any order of arrivals."""
     buckets = powers_of_two(max_batch_rows) if has_buckets else ()
     checked = Checked(BatchPolicy(max_batch_rows, max_delay_ms, buckets))
     for size, elapsed_ns in known:
@@ -171,8 +171,8 @@ def test_each_row_comes_out_exactly_once(
             case str(leaving):
                 checked.leave(int(leaving.split()[1]))
             case (int(lane), list(requests)):
-                told = [(size, wait_ms and now_ns + wait_ms * MS) for size, wait_ms in requests]
-                checked.arrive(lane, [(size, min(deadline, NEVER)) for size, deadline in told], now_ns)
+                timed = [(size, wait_ms and now_ns + wait_ms * MS) for size, wait_ms in requests]
+                checked.arrive(lane, [(size, min(deadline, NEVER)) for size, deadline in timed], now_ns)
     looks = 0
     while checked.waiting:
         now_ns += 25 * MS
@@ -247,7 +247,7 @@ def test_cancelled_rows_never_run(max_delay_ms: float) -> None:
     assert (rows(result.expired), rows(result.batch), result.reason) == (cancelled, kept, "full")
 
 
-def test_an_overloaded_device_works_for_those_who_can_still_wait() -> None:
+def test_an_overloaded_device_gives_up_rows_that_would_be_late() -> None:
     """Of more rows than fit in a batch, those are given up whose answers would hardly come in time."""
     times = ServiceTimes()
     times.learn(2, 10 * MS)
@@ -277,7 +277,7 @@ def test_a_time_that_leaves_nobody_any_hope_is_not_believed() -> None:
     assert (rows(result.expired), rows(result.batch)) == ([], [first])
 
 
-def test_expired_rows_are_picked_out_of_their_lot() -> None:
+def test_expired_rows_are_taken_out_of_their_block() -> None:
     """Rows of one block expire each at its own time."""
     queue = RowQueue()
     position = np.zeros(3, np.int64)
@@ -348,7 +348,7 @@ POWERS = (1, 2, 4, 8, 16)
 
 
 def learned(**times_ms: float) -> ServiceTimes:
-    """What a batch of each size takes, as `of_8=2`."""
+    """The times of batches of each size, as `of_8=2`."""
     times = ServiceTimes()
     for size, time_ms in times_ms.items():
         times.learn(int(size.removeprefix("of_")), int(time_ms * MS))
@@ -364,7 +364,7 @@ def learned(**times_ms: float) -> ServiceTimes:
         (8, learned(of_8=1, of_16=1.8), 8, "idle"),
         # A device that is hardly busier with more rows takes them all.
         (9, learned(of_8=1, of_16=1.1), 9, "idle"),
-        # What is not known is tried out.
+        # Sizes without a known time are tried out.
         (9, learned(of_8=1), 9, "idle"),
         (9, learned(of_16=2), 9, "idle"),
         (1, learned(of_1=1), 1, "idle"),
@@ -378,9 +378,9 @@ def test_a_full_bucket_leaves_where_padding_would_cost_more(
     """The rest is next: nothing has waited in vain. With a delay it is the same, once that has passed."""
     queue = RowQueue()
     push(queue, *[1] * waiting)
-    told = schedule(queue, 9 * MS, BatchPolicy(16, max_delay_ms, POWERS), times)
-    assert len(rows(told.batch)) == leaving
-    assert told.reason == ("delay" if max_delay_ms and reason == "idle" else reason)
+    decision = schedule(queue, 9 * MS, BatchPolicy(16, max_delay_ms, POWERS), times)
+    assert len(rows(decision.batch)) == leaving
+    assert decision.reason == ("delay" if max_delay_ms and reason == "idle" else reason)
     assert queue.rows == waiting - leaving
 
 
@@ -400,9 +400,7 @@ def test_a_full_bucket_leaves_where_padding_would_cost_more(
         (16, None, 16),
     ],
 )
-def test_callers_who_wait_for_answers_form_two_even_groups(
-    waiting: int, ahead: int | None, leaving: int
-) -> None:
+def test_waiting_callers_form_two_even_groups(waiting: int, ahead: int | None, leaving: int) -> None:
     """While one is computed the other comes back. Batches of 8 rows do 96 % of the rows that those of 16 do."""
     queue, times = RowQueue(), learned(of_4=1.4, of_8=2, of_16=3.84)
     push(queue, *[1] * waiting)
@@ -422,8 +420,8 @@ def test_without_buckets_nothing_is_left_behind() -> None:
     """A device that runs batches of any size runs what there is."""
     queue = RowQueue()
     push(queue, *[1] * 9)
-    told = schedule(queue, 0, BatchPolicy(16), learned(of_8=1, of_16=2))
-    assert (len(rows(told.batch)), told.reason) == (9, "idle")
+    decision = schedule(queue, 0, BatchPolicy(16), learned(of_8=1, of_16=2))
+    assert (len(rows(decision.batch)), decision.reason) == (9, "idle")
 
 
 def test_a_deadline_counts_with_the_time_of_the_bucket() -> None:

@@ -1,4 +1,4 @@
-"""Which row of each sequence may run."""
+"""The gate of sequences: one row of each runs at a time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock
 
-from stoker.device.sequence_worker import Decision, SequenceGate, SequenceRow
-from stoker.runtimes.sequences import SequenceStates
+from stoker.device.sequence_gate import Decision, SequenceGate, SequenceRow
+from stoker.runtimes.sequence_states import SequenceStates
 from stoker.sequence_steps import SEQUENCE_START
 
 LANES = ("a", "b")
@@ -28,7 +28,7 @@ class Device:
         self.numbers = 0
 
     def decide(self, decisions: list[Decision[str]]) -> None:
-        """What the worker does with decisions."""
+        """Carry decisions out as the worker does."""
         for row, refusal in decisions:
             (self.queued if refusal is None else self.refused).append(row)
 
@@ -64,21 +64,21 @@ ACTIONS = st.one_of(
 @STEADY
 @given(st.lists(ACTIONS, max_size=60))
 def test_rows_of_a_sequence_run_in_their_order_one_at_a_time(actions: list[tuple]) -> None:  # type: ignore[type-arg]
-    """Whatever arrives, fails and goes: each row is decided once, in its order, and none of a dead frontend after it.
+    """Each row is decided once, in its order, and none of a dead frontend after its end.
 
     At most one row of a sequence is with the device at any time, there are never more sequences than may be, and when
     all is done the gate is empty.
     """
     device = Device()
     names: dict[int, int] = {}
-    for kind, *what in actions:
+    for kind, *details in actions:
         if kind == "arrive":
-            names[device.numbers + 1] = what[1]
-            device.arrive(what[0], what[1], start=what[2])
+            names[device.numbers + 1] = details[1]
+            device.arrive(details[0], details[1], start=details[2])
         elif kind == "run":
-            device.run_batch(what[0], fails=what[1])
+            device.run_batch(details[0], fails=details[1])
         else:
-            device.drop(what[0])
+            device.drop(details[0])
         keys = [row.key for row in device.queued]
         assert len(set(keys)) == len(keys)
         assert device.states.counts.live <= MOST
@@ -112,8 +112,8 @@ def test_rows_behind_one_that_was_to_begin_and_failed_are_refused() -> None:
     assert [row.number for row in device.queued] == [3]
 
 
-def test_a_frontend_that_goes_ends_the_sequences_whose_rows_were_about_to_run() -> None:
-    """Nobody can be told any more whether they were; others, and rows that only waited, do not matter."""
+def test_a_lost_frontend_ends_sequences_with_queued_rows() -> None:
+    """It is not known whether these rows ran; sequences with no queued row of that frontend go on."""
     device = Device()
     for name in (1, 2):
         device.arrive("a", name, start=True)

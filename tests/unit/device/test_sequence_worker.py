@@ -28,7 +28,8 @@ from stoker.errors import (
 from stoker.gateway.rows.sequences import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
-from stoker.runtimes.sequences import SequenceRuntime, SequenceStates
+from stoker.runtimes.sequence_runtime import SequenceRuntime
+from stoker.runtimes.sequence_states import SequenceStates
 from stoker.sequence_steps import Control, SequenceStep
 from stoker.tensors import Signature, TensorSpec
 
@@ -43,7 +44,7 @@ def add(inputs: Sequence[Any]) -> list[np.ndarray]:
 
 
 class Adding(PuppetRuntime):
-    """A puppet that other instances can be forked from: all of them do as the first is told."""
+    """A puppet that other instances can be forked from: all of them do as the first is set."""
 
     def __init__(self) -> None:
         super().__init__(Signature((X, SUM), (Y, NEXT_SUM)), add)
@@ -57,7 +58,7 @@ class Sums(Joined):
     """Frontends of a model whose answer is the sum of a sequence so far.
 
     Attributes:
-        adding: What runs.
+        adding: The model.
     """
 
     def __init__(self, *, most: int = 4, several: bool = False, **options: Any) -> None:
@@ -102,7 +103,7 @@ class _Again(PuppetTicket):
     was_rerun = True
 
 
-def told(*tickets: PuppetTicket) -> list[object]:
+def outcomes(*tickets: PuppetTicket) -> list[object]:
     """Per ticket its sum or the class of its error; each must have completed once."""
     assert [ticket.completions for ticket in tickets] == [1] * len(tickets)
     return [ticket.failure() or float(ticket.answer[0][0, 0]) for ticket in tickets]  # type: ignore[index]
@@ -115,7 +116,7 @@ def test_rows_sent_ahead_run_one_after_the_other() -> None:
         sums.settle()
         tickets += [sums.ask(1, 8, frontend=1), sums.ask(1, 16, frontend=1, end=True)]
         sums.settle()
-        assert told(*tickets) == [1, 3, 7, 15, 31]
+        assert outcomes(*tickets) == [1, 3, 7, 15, 31]
         assert [len(batch) for batch in sums.adding.batches] == [1] * 5
 
 
@@ -124,7 +125,7 @@ def test_different_sequences_share_batches() -> None:
     with Sums() as sums:
         tickets = [sums.ask(name, name, start=first) for first in (True, False) for name in (1, 2, 3)]
         sums.settle()
-        assert told(*tickets) == [1, 2, 3, 2, 4, 6]
+        assert outcomes(*tickets) == [1, 2, 3, 2, 4, 6]
         assert [len(batch) for batch in sums.adding.batches] == [3, 3]
 
 
@@ -136,7 +137,7 @@ def test_several_instances_keep_the_order() -> None:
         for turn in range(20):
             sums.turn_device(turn % 2)
             sums.turn_frontends()
-        assert told(*tickets) == [1, 1, 2, 2, 3, 3]
+        assert outcomes(*tickets) == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_number_that_is_used_again_at_once_is_another_row() -> None:
@@ -158,7 +159,7 @@ def test_a_number_that_is_used_again_at_once_is_another_row() -> None:
         sums.adding.during = lambda: None
         tickets += [sums.ask(3, 6), sums.ask(1, 7, start=True)]
         sums.settle()
-        assert told(*tickets) == [ModelFailed, 1, 5, 11, 7]
+        assert outcomes(*tickets) == [ModelFailed, 1, 5, 11, 7]
         assert sums.totals().sequences().live == 3
 
 
@@ -175,8 +176,8 @@ TURNS = st.sampled_from(["frontends", "first", "second", "late"])
 @STEADY
 @given(st.lists(ASKED | TURNS, max_size=30), st.lists(st.lists(ASKED | TURNS, max_size=4), max_size=6))
 def test_each_answer_goes_on_from_the_one_before(steps: list[Any], amid_runs: list[list[Any]]) -> None:
-    """Whatever comes, fails and is late, and whoever leads while a batch runs: an error has changed nothing."""
-    asked: list[tuple[int, int, bool, bool, PuppetTicket]] = []
+    """A row that fails or is late has changed nothing, whichever instance leads while a batch runs."""
+    submitted: list[tuple[int, int, bool, bool, PuppetTicket]] = []
     with Sums(capacity=4, several=True, policy=BatchPolicy(2)) as sums:
         sums.adding.fails_for = {13}
 
@@ -193,7 +194,7 @@ def test_each_answer_goes_on_from_the_one_before(steps: list[Any], amid_runs: li
                 deadline_ns = sums.clock() + wait_ms * 10**6 if wait_ms else FAR_NS
                 with contextlib.suppress(Overloaded):
                     ticket = sums.ask(name, number, start=start, end=end, deadline_ns=deadline_ns)
-                    asked.append((name, number, start, end, ticket))
+                    submitted.append((name, number, start, end, ticket))
 
         def amid_a_run() -> None:
             for step in amid_runs.pop() if amid_runs else ():
@@ -204,8 +205,8 @@ def test_each_answer_goes_on_from_the_one_before(steps: list[Any], amid_runs: li
             take(step)
         sums.settle()
         totals: dict[int, float] = {}
-        for name, number, start, end, ticket in asked:
-            (outcome,) = told(ticket)
+        for name, number, start, end, ticket in submitted:
+            (outcome,) = outcomes(ticket)
             if outcome in (ModelFailed, DeadlineExceeded):
                 assert outcome is not ModelFailed or number == 13
                 continue
@@ -227,19 +228,19 @@ def test_rows_that_fill_a_bucket_leave_nothing() -> None:
         sums.settle()
         tickets += [sums.ask(3, 1)]
         sums.settle()
-        assert told(*tickets) == [1, 2, 3, 4]
+        assert outcomes(*tickets) == [1, 2, 3, 4]
         assert [len(batch) for batch in sums.adding.batches] == [4, 4]
         assert sums.totals().sequences().live == 3
 
 
 def test_callers_have_sequences_of_their_own() -> None:
-    """Whatever they call them: one does not go on from what another has left, nor end it; nor is 7 the text "7"."""
+    """A caller neither goes on from the sequence of another caller nor ends it; 7 and the text "7" differ."""
     with Sums() as sums:
         tickets = [sums.ask(7, 1, start=True), sums.ask(7, 2, caller="ads"), sums.ask("7", 2)]
         sums.settle()
         tickets += [sums.ask(7, 4, caller="ads", start=True, end=True), sums.ask(7, 8)]
         sums.settle()
-        assert told(*tickets) == [1, UnknownSequence, UnknownSequence, 4, 9]
+        assert outcomes(*tickets) == [1, UnknownSequence, UnknownSequence, 4, 9]
 
 
 def test_refused_sequence_request_changes_no_state() -> None:
@@ -260,7 +261,7 @@ def test_refused_sequence_request_changes_no_state() -> None:
         sums.settle()
         tickets += [sums.ask(3, 5, start=True)]
         sums.settle()
-        assert told(*tickets) == [UnknownSequence, 1, TooManySequences, 2, TooManySequences, 5]
+        assert outcomes(*tickets) == [UnknownSequence, 1, TooManySequences, 2, TooManySequences, 5]
         assert sums.exchange.leased_rows == 0
 
 
@@ -274,7 +275,7 @@ def test_a_row_that_fails_leaves_its_sequence_as_it_was() -> None:
         sums.settle()
         tickets += [sums.ask(name, 1) for name in (1, 2, 3)]
         sums.settle()
-        assert told(*tickets) == [1, 1, 1, 2, ModelFailed, 2, 3, 2, 3]
+        assert outcomes(*tickets) == [1, 1, 1, 2, ModelFailed, 2, 3, 2, 3]
 
 
 def test_a_row_that_is_late_was_not_run_or_has_its_answer() -> None:
@@ -294,17 +295,17 @@ def test_a_row_that_is_late_was_not_run_or_has_its_answer() -> None:
         sums.adding.during = lambda: None
         last = sums.ask(1, 8)
         sums.settle()
-        assert told(first, begun, waiting, last) == [1, 3, DeadlineExceeded, 11]
+        assert outcomes(first, begun, waiting, last) == [1, 3, DeadlineExceeded, 11]
         assert "its sequence is as it was" in str(sums.exchange.missed(0, 1))
 
 
-def test_a_row_whose_caller_has_gone_is_not_run() -> None:
-    """As far as it has not begun; the next one goes on from the state before it."""
+def test_a_row_of_a_lost_caller_is_not_run() -> None:
+    """It has not begun; the next row goes on from the state before it."""
     with Sums() as sums:
         tickets = [sums.ask(1, 1, start=True), sums.ask(1, 2), sums.ask(1, 4)]
         tickets[1].cancel()
         sums.settle()
-        assert told(tickets[0], tickets[2]) == [1, 5]
+        assert outcomes(tickets[0], tickets[2]) == [1, 5]
 
 
 def test_idle_sequences_end_without_anybody_asking() -> None:
@@ -317,12 +318,12 @@ def test_idle_sequences_end_without_anybody_asking() -> None:
         sums.turn_device()
         late = sums.ask(1, 1)
         sums.settle()
-        assert told(late) == [UnknownSequence]
+        assert outcomes(late) == [UnknownSequence]
         counted = sums.totals().sequences()
         assert (counted.live, counted.started, counted.ended, counted.expired) == (0, 1, 0, 1)
 
 
-def test_a_frontend_that_dies_ends_what_was_under_way() -> None:
+def test_a_dead_frontend_ends_sequences_with_queued_rows() -> None:
     """Its sequences with a row in the queue; rows of others behind it are told, and can begin anew."""
     with Sums(frontends=2) as sums:
         tickets = [sums.ask(name, 1, start=True) for name in (1, 2)]
@@ -333,7 +334,7 @@ def test_a_frontend_that_dies_ends_what_was_under_way() -> None:
         sums.kill_frontend(0)
         tickets += [sums.ask(1, 4, frontend=1), sums.ask(2, 4, frontend=1)]
         sums.settle()
-        assert told(*tickets) == [1, 1, UnknownSequence, 5]
+        assert outcomes(*tickets) == [1, 1, UnknownSequence, 5]
 
 
 def test_a_request_that_was_with_a_device_that_died_is_not_run_again() -> None:
@@ -342,7 +343,7 @@ def test_a_request_that_was_with_a_device_that_died_is_not_run_again() -> None:
         lost = sums.ask(1, 1, start=True)
         sums.kill_device()
         sums.turn_frontends()
-        assert told(lost) == [DeviceLost]
+        assert outcomes(lost) == [DeviceLost]
     with Sums() as sums:
         again = _Again()
         again.sequence = lost.sequence
@@ -352,16 +353,16 @@ def test_a_request_that_was_with_a_device_that_died_is_not_run_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "told", "refused"),
+    ("dtype", "accepted", "refused"),
     [("uint32", [5, (1 << 32) - 1], [1 << 32, "5"]), ("int64", [(1 << 63) - 1], [1 << 63])],
 )
-def test_a_model_is_told_the_id_that_its_caller_gave(
-    dtype: str, told: list[int], refused: list[int | str]
+def test_a_model_gets_the_id_of_the_sequence(
+    dtype: str, accepted: list[int], refused: list[int | str]
 ) -> None:
     """One that its input does not hold is refused, and has taken nothing."""
     names = TensorSpec("x", "float32", (1,)), TensorSpec("CORRID", dtype, (1,))
     runtime = SequenceRuntime(
-        Telling(Signature(names, (TensorSpec("y", dtype, (1,)),)), lambda inputs: [inputs[1]]),
+        ForkingPuppet(Signature(names, (TensorSpec("y", dtype, (1,)),)), lambda inputs: [inputs[1]]),
         {},
         SequenceStates([], 4, IDLE_S * 10**9, lambda: 0),
         [Control("CORRID", "id", dtype)],
@@ -372,11 +373,11 @@ def test_a_model_is_told_the_id_that_its_caller_gave(
             with pytest.raises(InvalidInput, match="a number from 1 to"):
                 joined.exchange.submit(_step(name), [np.ones((1, 1))])
         assert joined.exchange.leased_rows == 0
-        tickets = [_step(name) for name in told]
+        tickets = [_step(name) for name in accepted]
         for ticket in tickets:
             joined.exchange.submit(ticket, [np.ones((1, 1))])
         joined.settle()
-        assert [int(ticket.answer[0][0, 0]) for ticket in tickets] == told
+        assert [int(ticket.answer[0][0, 0]) for ticket in tickets] == accepted
 
 
 def _step(name: int | str) -> PuppetTicket:
@@ -386,10 +387,10 @@ def _step(name: int | str) -> PuppetTicket:
     return ticket
 
 
-class Telling(PuppetRuntime):
+class ForkingPuppet(PuppetRuntime):
     """A puppet that can be forked."""
 
-    def fork(self) -> Telling:
+    def fork(self) -> ForkingPuppet:
         """The same."""
         return self
 

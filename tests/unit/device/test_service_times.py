@@ -1,4 +1,4 @@
-"""What batches are expected to take, from what they have taken."""
+"""The expected times of batches, learned from those that have run."""
 
 import random
 
@@ -75,7 +75,7 @@ def test_one_hiccup_moves_nothing_by_a_tenth(sizes: list[int], seed: int) -> Non
     st.booleans(),
 )
 def test_more_rows_never_take_less(batches: list[tuple[int, int]], has_buckets: bool) -> None:
-    """Whatever was measured; and costs are the expected times."""
+    """Holds for any measured times; costs are the expected times."""
     buckets = (1, 8, 32, MOST) if has_buckets else ()
     times = ServiceTimes(buckets)
     for rows, elapsed_ns in batches:
@@ -126,7 +126,7 @@ def test_a_size_that_runs_no_more_is_not_forgotten() -> None:
     assert times.expected_ns(MOST) == pytest.approx(truth(MOST), rel=0.15)
 
 
-def test_times_are_kept_apart_by_what_ran_beside() -> None:
+def test_times_are_kept_apart_by_number_of_running_batches() -> None:
     """Two batches at once take longer; before that was seen, what is known counts."""
     times = ServiceTimes((4,))
     times.learn(4, 10 * MS)

@@ -1,8 +1,10 @@
+"""The division of batches among callers by their device time."""
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.arena import CALLER_BITS
-from stoker.device.fairness import Shares
+from stoker.device.shares import Shares
 
 FIRST = 1 << CALLER_BITS
 
@@ -23,7 +25,7 @@ waiting = st.tuples(
 def test_rows_are_divided_so_that_virtual_times_meet(
     callers: list[tuple[int, int, float]], rows: int, row_ns: int, for_months: bool
 ) -> None:
-    """All the room is used and no more, and nobody has a row beyond what another could still have been brought to."""
+    """All the room is used and no more, and no class gets a row before another one with less virtual time."""
     past_ns = 1 << 54 if for_months else 0
     counts = {FIRST + place: count for place, (_, count, _) in enumerate(callers)}
     used_ns = {FIRST + place: float(past_ns + since_ns) for place, (since_ns, _, _) in enumerate(callers)}
@@ -39,7 +41,7 @@ def test_rows_are_divided_so_that_virtual_times_meet(
     left = [upto[placed] for placed, count in counts.items() if parts[placed] < count]
     for since_ns, part, step_ns in upto.values():
         begun_ns = since_ns + (part - 1) * step_ns
-        assert not part or all(begun_ns <= other + (had + 1) * step + 1e-6 for other, had, step in left)
+        assert not part or all(begun_ns <= other + (count + 1) * step + 1e-6 for other, count, step in left)
 
 
 @settings(max_examples=300, deadline=None)

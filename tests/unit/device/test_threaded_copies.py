@@ -58,12 +58,12 @@ def test_the_faster_way_is_kept(one_ns: int, several_ns: int, threaded: bool) ->
 
 
 def test_one_core_needs_no_thread() -> None:
-    """There is nothing to try."""
+    """One core has nothing to compare."""
     assert ThreadedCopies(lambda: 0, 1).threaded is False
 
 
-def test_a_copy_that_fails_is_told() -> None:
-    """Whichever thread it was on."""
+def test_a_failed_copy_raises() -> None:
+    """The error of any thread is raised."""
     copies = ThreadedCopies(lambda: 0, 2)
     copies.threaded = True
     blocks, _, _ = blocks_of([4], 0)
@@ -71,7 +71,7 @@ def test_a_copy_that_fails_is_told() -> None:
         copies.gather(blocks, 0, np.zeros((4, 2), np.float32))
 
 
-def test_large_rows_of_a_batch_are_gathered_so() -> None:
+def test_large_rows_of_a_batch_are_gathered_by_threads() -> None:
     """Those of all frontends, and the padding behind them is zero."""
     spec = TensorSpec("x", "float32", (LARGE_BYTES // 8,))
     runtime: Any = SimpleNamespace(signature=Signature((spec,), (spec,)), run=None)

@@ -1,4 +1,4 @@
-"""What is looked at in running batches: rows that see each other, rows and answers that are not finite."""
+"""Inspection of running batches: rows that affect each other, rows and answers that are not finite."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,14 @@ import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 from tests.zoo import WIDTH, graph_of, model_of, node
 
-from stoker.deployment import Deployment
-from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
-from stoker.isolation.audit import audit
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx.executions import CopiedExecution
-from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
-from stoker.wire.packed import pack, unpack
+from stoker.tensors import Signature, TensorSpec
 
 TESTED = RowIsolation(True, "tested", "tested with companions in 30 batches", 30)
 SAID = RowIsolation(True, "said", "batching is rows: the operator vouches for it")
@@ -100,7 +96,7 @@ def test_a_model_that_begins_to_leak_is_not_batched_any_more(caplog: pytest.LogC
 
 
 def test_rows_that_run_alone_in_a_bucket_are_not_audited_any_more() -> None:
-    """What fills the bucket up is nobody's; one failure stands for the model, however long it serves."""
+    """Only padding is beside the row; one failure counts for the model, however long it serves."""
     with Joined(
         puppet(leaky), policy=BatchPolicy(4, buckets=(2, 4)), sizes=BatchSizes((2, 4)), audit=audited([])
     ) as joined:
@@ -129,7 +125,7 @@ def test_failed_audit_of_declared_rows_is_warned_once_a_minute(caplog: pytest.Lo
     assert not isolations
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
-    assert all("digits" in told and "because batching is rows" in told for told in warnings)
+    assert all("digits" in line and "because batching is rows" in line for line in warnings)
 
 
 def test_nothing_is_audited_while_somebody_waits() -> None:
@@ -179,7 +175,7 @@ def test_an_audit_has_the_size_of_its_bucket_and_leaves_nothing_behind() -> None
 
 
 def test_a_fault_of_an_audit_is_no_callers(caplog: pytest.LogCaptureFixture) -> None:
-    """What fails or has no memory only then costs nobody anything, and nothing is concluded from it."""
+    """An audit that fails or has no memory affects no caller and proves nothing."""
     isolations: list[RowIsolation] = []
 
     def picky(inputs: Sequence[Any]) -> Outputs:
@@ -241,8 +237,8 @@ def test_the_account_holds_for_a_whole_model() -> None:
         assert joined.totals().audits() == {"passed": 3, "failed": 0, "skipped": 0}
 
 
-def test_another_replicas_finding_holds_here_too() -> None:
-    """A worker that is told to, stops batching; once is enough."""
+def test_batching_stops_by_the_finding_of_another_replica() -> None:
+    """A worker stops batching when it is ordered to, and may be ordered again."""
     with Joined(puppet()) as joined:
         joined.worker.stop_batching()
         joined.worker.stop_batching()
@@ -262,9 +258,6 @@ def test_instances_share_the_schedule() -> None:
         assert sizes_of(another) == [2, 2, 2, 2, 2]
         assert sizes_of(joined.runtime) == []
         assert joined.totals().audits()["passed"] == 2
-
-
-# --- numbers that are none ---
 
 
 def test_rows_that_are_not_finite_run_alone_where_they_were_no_part_of_the_proof() -> None:
@@ -311,9 +304,6 @@ def test_answers_that_are_not_finite_are_counted_where_the_rows_were() -> None:
         assert joined.totals().non_finite_rows == 1
 
 
-# --- ONNX models ---
-
-
 def onnx_rows(*nodes: onnx.NodeProto, constant: float, **isolation: Any) -> PuppetRuntime:
     """A model of `x` to `y`, rows of four numbers, under ONNX Runtime, with a finding that may be wrong."""
     constants = {"two": np.float32(2), "constant": np.float32(constant)}
@@ -332,7 +322,7 @@ def score(joined: Joined, *first: float) -> list[list[float]]:
     return [ticket.answer[0][0].tolist() for ticket in tickets if ticket.answer is not None]
 
 
-def test_an_onnx_model_whose_rows_see_one_number_is_caught() -> None:
+def test_an_onnx_model_that_mixes_rows_at_one_number_is_caught() -> None:
     """Nothing that a load puts beside a row holds 12345.0; the first audit after a caller has sent it finds it."""
     runtime = onnx_rows(
         node("Equal", "x constant", "is_it"),
@@ -365,93 +355,3 @@ def test_nan_does_not_spread_where_it_was_no_part_of_the_proof() -> None:
             found = score(joined, 1, np.nan, 3, np.inf)
             assert np.isfinite(found[::2]).all() == apart
             assert not np.isfinite(found[1::2]).any()
-
-
-# --- requests of models of free sizes ---
-
-Functions = Callable[[np.ndarray], np.ndarray]
-
-
-def packed(function: Functions, *, batched: bool = True, **isolation: Any) -> PackedRuntime:
-    """A model of free sizes."""
-    info = TensorInfo("x", "float32", (-1, -1)), TensorInfo("y", "float32", (-1, -1))
-    deployment = Deployment("words", 1, "onnx", Path(), Path(), max_batch_rows=8, max_body_bytes=1000)
-    return PackedRuntime(
-        lambda feeds: {"y": function(feeds["x"])},
-        ModelTensors(info[:1], info[1:], batched),
-        deployment,
-        dataclasses.replace(TESTED, batched=batched, **isolation),
-    )
-
-
-def run(runtime: PackedRuntime, *requests: list[list[float]]) -> list[list[list[float]]]:
-    """The answers to requests."""
-    (packed_answers,) = runtime.run([[pack({"x": np.array(rows, np.float32)}) for rows in requests]])
-    assert all(isinstance(answer, bytes) for answer in packed_answers)
-    return [unpack(bytes(answer))["y"].tolist() for answer in packed_answers]
-
-
-def test_a_request_of_free_sizes_is_audited_within_its_batch() -> None:
-    """One of those that were joined is kept, with all its rows and the size of the batch; a lone one is not."""
-    runtime = packed(lambda x: 2 * x)
-    requests = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[1.0, 2.0, 3.0]]]
-    run(runtime, *requests)
-    assert runtime.monitor.kept_rows is None
-    runtime.monitor.wants_rows = True
-    run(runtime, requests[2])
-    assert runtime.monitor.kept_rows is None
-    run(runtime, *requests)
-    taken = runtime.monitor.kept_rows
-    assert taken is not None
-    assert not runtime.monitor.wants_rows
-    assert taken.size == 3
-    assert taken.inputs["x"].tolist() in requests[:2]
-    assert taken.answers["y"].tolist() == (2 * taken.inputs["x"]).tolist()
-    assert audit(runtime.run_tensors, taken).result == "passed"
-    assert audit(lambda feeds: {"y": feeds["x"]}, taken).result == "failed"
-
-
-def test_each_instance_of_free_sizes_watches_its_own_batches() -> None:
-    """What one thread keeps for its audit, or counts, is not another one's to take away."""
-    runtime = packed(lambda x: 2 * x)
-    fork = runtime.fork()
-    runtime.monitor.wants_rows = True
-    run(fork, [[1.0]], [[2.0]])
-    assert runtime.monitor.wants_rows
-    assert (runtime.monitor.kept_rows, fork.monitor.kept_rows) == (None, None)
-    run(runtime, [[1.0]], [[2.0]])
-    assert runtime.monitor.kept_rows is not None
-    assert fork.monitor.kept_rows is None
-
-
-def test_requests_that_are_not_finite_are_joined_with_none() -> None:
-    """Where NaN was no part of the proof, of three requests of one shape two run as one batch."""
-    sizes: list[int] = []
-
-    def noted(x: np.ndarray) -> np.ndarray:
-        sizes.append(len(x))
-        return 2 * x
-
-    for apart, expected in ((True, [1, 2]), (False, [3])):
-        runtime = packed(noted, non_finite_apart=apart)
-        found = run(runtime, [[1.0]], [[np.inf]], [[2.0]])
-        assert found == [[[2.0]], [[np.inf]], [[4.0]]]
-        assert sorted(sizes) == expected
-        sizes.clear()
-
-
-def test_answers_of_free_sizes_that_are_not_finite_are_counted() -> None:
-    """By rows where there are some, else by requests."""
-
-    def inverse(x: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return np.asarray(1 / x)
-
-    runtime = packed(inverse)
-    run(runtime, [[0.0], [1.0]], [[np.inf]], [[0.0]])
-    assert runtime.monitor.non_finite_rows == 2
-    run(runtime, [[0.0, 1.0], [0.0, 0.0], [2.0, 2.0]])
-    assert runtime.monitor.non_finite_rows == 4
-    unbatched = packed(inverse, batched=False)
-    run(unbatched, [[0.0], [0.0]])
-    assert unbatched.monitor.non_finite_rows == 1

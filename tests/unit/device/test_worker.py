@@ -51,7 +51,7 @@ def test_one_bad_row_among_sixteen_fails_alone(
 ) -> None:
     """The batch is split until the row is alone: fifteen answers, one error, logged once with its traceback.
 
-    What is no Exception does not end the model's thread, and with it the process, either.
+    An error that is no Exception does not end the model's thread, and with it the process, either.
     """
     with Joined() as joined:
         joined.runtime.fails_for, joined.runtime.failure = {11}, failure
@@ -74,17 +74,17 @@ def test_one_bad_row_among_sixteen_fails_alone(
 def test_only_requests_with_a_bad_row_fail(
     requests: list[tuple[int, int]], bad: set[int], max_batch_rows: int
 ) -> None:
-    """Whatever rows are bad, wherever they are in the batch, everybody else gets his own answer."""
+    """Requests without a bad row get their own answers, wherever bad rows are in the batch."""
     with Joined(capacity=128, policy=BatchPolicy(max_batch_rows), frontends=3) as joined:
         joined.runtime.fails_for = {float(number) for number in bad}
-        asked, start = [], 0
+        submitted, start = [], 0
         for frontend, size in requests:
             first = range(start, start + size)
-            asked.append((first, joined.submit(*first, frontend=frontend)))
+            submitted.append((first, joined.submit(*first, frontend=frontend)))
             start += size
         joined.settle()
-        expected = [ModelFailed if bad.intersection(first) else doubled(*first) for first, _ in asked]
-        assert ends(*(ticket for _, ticket in asked)) == expected
+        expected = [ModelFailed if bad.intersection(first) else doubled(*first) for first, _ in submitted]
+        assert ends(*(ticket for _, ticket in submitted)) == expected
         assert all(len(batch) <= max_batch_rows for batch in joined.runtime.batches)
         assert [exchange.leased_rows for exchange in joined.exchanges] == [0, 0, 0]
 
@@ -129,7 +129,7 @@ def nothing(_: Any) -> Any:
     "answer",
     [one_short, one_too_many, transposed, no_output, two_outputs, text, complex_numbers, no_array, nothing],
 )
-def test_outputs_that_are_not_what_was_promised_fail_their_batch(answer: Callable[[Any], Any]) -> None:
+def test_outputs_that_break_the_signature_fail_their_batch(answer: Callable[[Any], Any]) -> None:
     """A model that returns other rows than it was given never mixes callers up, and the next batch is fine."""
     with Joined(PuppetRuntime(answer=answer)) as joined:
         tickets = [joined.submit(1), joined.submit(2, 3, 4)]
@@ -187,8 +187,8 @@ def test_a_row_failure_fails_its_request_alone(caplog: pytest.LogCaptureFixture)
         assert "a secret of the log" in caplog.text
 
 
-def test_a_row_that_the_model_refuses_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
-    """What is the caller's fault reaches the caller in words, cut to a sane length, and is no error of the log."""
+def test_a_refused_row_gets_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of the caller reaches the caller as text, cut to a sane length, and is no error of the log."""
     failure = RowFailure(InvalidInput("3 by 4 é" + 2000 * "."))
     picky = PuppetRuntime(BODIES, lambda inputs: [[failure if body == b"2" else body for body in inputs[0]]])
     with Joined(picky) as joined:
@@ -268,15 +268,15 @@ def test_a_full_batch_leaves_and_the_rest_follows_at_once() -> None:
 
 def test_each_row_tells_its_batch() -> None:
     """Its rows over all frontends, the requests that began in it, and why it left."""
-    told: list[BatchFacts | None] = []
+    facts: list[BatchFacts | None] = []
     with Joined(policy=BatchPolicy(4), capacity=32, frontends=2) as joined:
         for frontend, rows in ((0, 2), (1, 1), (0, 3)):
             ticket = PuppetTicket()
-            ticket.then = lambda ticket=ticket: told.append(ticket.batch)  # type: ignore[misc]
+            ticket.then = lambda ticket=ticket: facts.append(ticket.batch)  # type: ignore[misc]
             joined.exchanges[frontend].submit(ticket, rows_of(*range(rows)))
         joined.settle()
-        # Whose rows are in both batches is told the last one.
-        assert sorted(filter(None, told)) == [
+        # A request with rows in both batches gets the facts of the last one.
+        assert sorted(filter(None, facts)) == [
             BatchFacts(2, 0, 1, "idle"),
             BatchFacts(4, 0, 3, "full"),
             BatchFacts(4, 0, 3, "full"),
@@ -345,7 +345,7 @@ class PollWithNews:
         self._news: Callable[[], None] | None = news
 
     def poll(self, _: float | None) -> list[tuple[int, int]]:
-        """What `select.epoll.poll` gives, after the news."""
+        """Call the news, then return the result of `select.epoll.poll`."""
         news, self._news = self._news, None
         if news is not None:
             news()
@@ -471,7 +471,7 @@ def test_batches_are_counted() -> None:
         assert (sum(stages["queue"].counts), stages["queue"].sum) == (6, pytest.approx(4 * 0.001 + 2 * 0.003))
 
 
-def test_a_busy_device_gathers_what_comes_meanwhile() -> None:
+def test_rows_that_arrive_during_a_batch_form_the_next() -> None:
     """On its own thread: rows that arrive while a batch runs make up the next one; a new lane wakes the thread."""
     with Joined() as joined:
         runtime = joined.runtime
@@ -517,7 +517,7 @@ def test_rows_that_cannot_be_in_time_are_refused_at_once() -> None:
 
 
 def test_late_rows_are_answered_behind_the_others() -> None:
-    """With a target alone nobody is refused: who is late already waits for the others."""
+    """With a target alone no row is refused: late rows wait for the others."""
     with Joined(policy=BatchPolicy(16, target_ms=20)) as joined:
         joined.worker.teach((rows, rows * 10_000_000) for rows in (1, 2, 4, 16) for _ in range(2))
         joined.runtime.during = lambda: joined.clock.advance_ms(10 * len(joined.runtime.batches[-1]))

@@ -1,4 +1,4 @@
-"""How CUDA's libraries are found for memory that processes share."""
+"""The search for CUDA's libraries, and their errors, for memory that processes share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Linker:
 
 
 def installed(folder: Path, *libraries: str) -> list[str]:
-    """Make packages of NVIDIA with libraries, as pip installs them; returns their paths."""
+    """Make packages of NVIDIA with libraries, as pip installs them; return their paths."""
     for library in libraries:
         path = folder / "nvidia" / library
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def installed(folder: Path, *libraries: str) -> list[str]:
 
 
 def test_the_newest_runtime_for_the_driver_is_taken(tmp_path: Path) -> None:
-    """Packages come before the system, and what needs a newer driver is not tried; this one has CUDA 12.4."""
+    """Packages precede the system, and runtimes for newer drivers are not tried; this driver has CUDA 12.4."""
     paths = installed(
         tmp_path,
         "cu13/lib/libcudart.so.13",
@@ -73,8 +73,8 @@ def test_missing_cuda_library_is_named() -> None:
         load_cuda_ipc([], linker)
 
 
-def test_an_error_without_a_name_is_told_by_its_number() -> None:
-    """And its function; the handle is handed on byte for byte."""
+def test_error_without_a_name_has_its_number() -> None:
+    """The message has the function too; the handle is passed byte for byte."""
     linker = Linker("libcudart.so.12")
     cuda = load_cuda_ipc([], linker)
     handle = linker.cuda.gpus.allocate("a\0\xff", 8)
@@ -86,8 +86,8 @@ def test_an_error_without_a_name_is_told_by_its_number() -> None:
         cuda.close(0, address)
 
 
-def test_the_real_runtime_without_a_gpu_says_so() -> None:
-    """Its functions are there under their names, and its answer is understood; nothing is shared."""
+def test_real_runtime_without_a_gpu_is_unusable() -> None:
+    """The real library has all functions, and its error is known."""
     found = [path for place in library_folders(_places()) for path in sorted(place.glob("libcudart.so.*"))]
     if not found:
         pytest.skip(reason="no CUDA runtime is installed, as make test-triton does")
@@ -103,6 +103,6 @@ def test_the_real_runtime_without_a_gpu_says_so() -> None:
 
 
 def _places() -> list[str]:
-    """Folders of packages here, and that of Triton's tools."""
+    """Return the folders of packages here, and that of Triton's tools."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return [*sys.path, str(Path(sys.prefix, "triton", "lib", version, "site-packages"))]

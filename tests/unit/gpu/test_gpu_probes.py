@@ -1,4 +1,4 @@
-"""Whether runtimes can use a GPU: what each says that it lacks."""
+"""Probes of runtimes: the reasons why a runtime cannot use a GPU."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DRIVER_TOO_OLD = (
 
 
 class Loader:
-    """Stands for the dynamic loader.
+    """A stand-in for the dynamic loader.
 
     Attributes:
         reasons: Why a library cannot be loaded, by a part of its path.
-        loaded: The paths of those that were, in order.
-        host: What ONNX Runtime has left for the libraries of its providers to find.
+        loaded: The paths of loaded libraries, in order.
+        host: The address of ONNX Runtime that the libraries of its providers find.
     """
 
     RTLD_GLOBAL = ctypes.RTLD_GLOBAL
@@ -64,7 +64,7 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU multiply in the GPU's place."""
+    """Make the CPU multiply in place of the GPU."""
     open_session = onnxruntime.InferenceSession
 
     def session(model: bytes, options: Any, providers: Any, **_: Any) -> Any:
@@ -80,7 +80,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_provider_that_multiplies_has_no_problem(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
-    """The model that is tried is a real one, and so is its product."""
+    """The probe runs a real model."""
     on_the_cpu(monkeypatch)
     assert probe(runtime) is None
 
@@ -97,21 +97,21 @@ def test_a_provider_that_multiplies_has_no_problem(
 def test_a_missing_library_is_named(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, runtime: str, library: str, missing: str
 ) -> None:
-    """In the words of the dynamic loader, and with the packages that bring it."""
+    """The message is that of the dynamic loader, with the package to install."""
     on_the_cpu(monkeypatch)
     loader.reasons[library] = f"{missing}: cannot open shared object file"
     problem = probe(runtime)
     assert problem is not None
     assert f"cannot be loaded: {missing}: cannot open shared object file; onnxruntime-gpu " in problem
     assert "pip install" in problem
-    # The newest TensorRT has another library than the one that is loaded.
+    # ONNX Runtime does not load the library of the newest TensorRT.
     assert ("pip install 'tensorrt-cu13<11'" in problem) == (library == "providers_tensorrt")
 
 
 def test_a_provider_is_not_loaded_before_onnx_runtime_is_there_for_it(
     loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its library would crash the process: it calls what it finds there while it is loaded."""
+    """Its library would crash the process: it calls ONNX Runtime while it is loaded."""
     on_the_cpu(monkeypatch)
     loader.host = None
     assert probe("onnx") is None
@@ -119,7 +119,7 @@ def test_a_provider_is_not_loaded_before_onnx_runtime_is_there_for_it(
 
 
 def write_libraries(folder: Path, *names: str) -> Path:
-    """Make files of these names below `nvidia`; returns the folder of packages."""
+    """Make files of these names below `nvidia`; return the folder of packages."""
     for name in names:
         file = folder / "nvidia" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def write_libraries(folder: Path, *names: str) -> Path:
 def test_libraries_of_other_packages_are_loaded_first(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """ONNX Runtime in a folder of its own, PyTorch with the libraries in another; one that is broken is left out."""
+    """ONNX Runtime is in one folder, PyTorch with the libraries in another; a broken library is left out."""
     torch = write_libraries(
         tmp_path / "torch", "cu13/lib/libcudart.so.13", "cu13/lib/libcublas.so.13", "cudnn/lib/libcudnn.so.9"
     )
@@ -147,19 +147,19 @@ def test_libraries_of_other_packages_are_loaded_first(
 
 
 def test_a_library_is_taken_once_in_the_version_of_the_build(tmp_path: Path) -> None:
-    """Of the first folder that has it, whether one package has them all or each one."""
+    """The first folder that has it wins, whether one package has all libraries or each has its own."""
     both = write_libraries(
         tmp_path / "both",
         *("cu13/lib/libcufft.so.12", "cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12"),
         *("cufft/lib/libcufft.so.11", "cudnn/lib/libcudnn.so.9"),
     )
-    more = write_libraries(tmp_path / "more", "cu13/lib/libcufft.so.12", "curand/lib/libcurand.so.10")
+    further = write_libraries(tmp_path / "further", "cu13/lib/libcufft.so.12", "curand/lib/libcurand.so.10")
 
     def found(version: str) -> list[str]:
-        folders = [str(both), str(more)]
+        folders = [str(both), str(further)]
         return [str(path.relative_to(tmp_path)) for path in cuda_libraries(version, folders)]
 
-    cudnn, curand = "both/nvidia/cudnn/lib/libcudnn.so.9", "more/nvidia/curand/lib/libcurand.so.10"
+    cudnn, curand = "both/nvidia/cudnn/lib/libcudnn.so.9", "further/nvidia/curand/lib/libcurand.so.10"
     cu13 = "both/nvidia/cu13/lib"
     assert found("13.0") == [f"{cu13}/libcublasLt.so.13", curand, f"{cu13}/libcufft.so.12", cudnn]
     cublas, cufft = "both/nvidia/cublas/lib/libcublasLt.so.12", "both/nvidia/cufft/lib/libcufft.so.11"
@@ -168,8 +168,8 @@ def test_a_library_is_taken_once_in_the_version_of_the_build(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "tensorrt"])
-def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
-    """`onnxruntime` in place of `onnxruntime-gpu` is a frequent reason."""
+def test_build_without_the_provider_is_a_problem(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
+    """Often `onnxruntime` is installed in place of `onnxruntime-gpu`."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert "has no CUDA provider; install onnxruntime-gpu in its place (installed: onnxruntime" in (
         probe(runtime) or ""
@@ -186,10 +186,10 @@ def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch, r
         ("something else\nat length", "cannot run: something else; onnxruntime-gpu"),
     ],
 )
-def test_a_provider_that_cannot_run_says_why(
+def test_provider_that_cannot_run_is_a_problem(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, error: str, reason: str
 ) -> None:
-    """A driver that is too old for the libraries shows only when a session is opened."""
+    """An old driver fails only when a session is opened."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError(error)
@@ -205,14 +205,14 @@ def test_a_provider_that_cannot_run_says_why(
         (["CUDAExecutionProvider"], [[0, 0], [0, 0]], "computes wrong numbers: [[0.0, 0.0], [0.0, 0.0]]"),
     ],
 )
-def test_a_provider_that_only_seems_to_run_is_found_out(
+def test_provider_that_does_not_compute_is_a_problem(
     loader: Loader,
     monkeypatch: pytest.MonkeyPatch,
     providers: list[str],
     product: list[list[int]],
     reason: str,
 ) -> None:
-    """One that ONNX Runtime left out without a word, and one whose kernels do nothing."""
+    """ONNX Runtime leaves it out silently, or its kernels do nothing."""
     session = SimpleNamespace(
         get_providers=lambda: providers, run=lambda _, feeds: [np.array(product, np.float32)]
     )
@@ -220,8 +220,8 @@ def test_a_provider_that_only_seems_to_run_is_found_out(
     assert reason in (probe("onnx") or "")
 
 
-def test_a_tensorrt_package_that_is_broken_says_so(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It brings the libraries that the provider is linked with."""
+def test_broken_tensorrt_package_is_a_problem(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package has the libraries with which the provider is linked."""
 
     def broken(name: str) -> None:
         raise ImportError(f"{name} for another Python")
@@ -243,10 +243,10 @@ def test_a_tensorrt_package_that_is_broken_says_so(loader: Loader, monkeypatch: 
         ),
     ],
 )
-def test_tensorflow_is_asked_for_its_gpus(
+def test_tensorflow_without_a_gpu_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, gpus: list[str], build: dict[str, object], reason: str | None
 ) -> None:
-    """It logs what it misses; the answer says which versions it was built for."""
+    """The message has the versions for which it was built."""
     puppet = SimpleNamespace(
         __version__="2.21.0",
         __spec__=object(),
@@ -259,20 +259,20 @@ def test_tensorflow_is_asked_for_its_gpus(
 
 
 def test_tensorflow_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The message has the command that installs it."""
     monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: None))
     assert " pip install 'tensorflow>=" in (probe("tensorflow") or "")
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "tensorrt"])
 def test_onnx_runtime_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
-    """With the command for the build that can use GPUs."""
+    """The message has the command for the build that can use GPUs."""
     monkeypatch.setattr(probes, "util", SimpleNamespace(find_spec=lambda _: None))
     assert " pip install 'onnxruntime-gpu>=" in (probe(runtime) or "")
 
 
-def test_nothing_is_known_of_scripts() -> None:
-    """What they use is theirs to try."""
+def test_scripts_have_no_probe() -> None:
+    """A script finds out itself."""
     assert probe("script") is None
 
 
@@ -284,10 +284,10 @@ def test_nothing_is_known_of_scripts() -> None:
         (False, None, "PyTorch 2.15.0, built without CUDA, finds no GPU"),
     ],
 )
-def test_pytorch_says_whether_it_finds_a_gpu(
+def test_pytorch_without_a_gpu_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, is_available: bool, cuda: str | None, problem: str | None
 ) -> None:
-    """A build for the CPU alone is the usual reason; without PyTorch that is the reason."""
+    """Usually the build is for the CPU, or PyTorch is missing."""
     puppet: Any = SimpleNamespace(
         __version__="2.15.0",
         cuda=SimpleNamespace(is_available=lambda: is_available),

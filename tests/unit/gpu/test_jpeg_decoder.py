@@ -1,4 +1,4 @@
-"""Whether JPEGs can be decoded on a GPU: what the start of a server finds."""
+"""The trial of the JPEG decoder at the start of a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.nvimgcodec_puppet import install_codec
         (
             lambda _: None,
             None,
-            "nvImageCodec decodes no JPEG, perhaps for want of nvJPEG; install it with: pip install "
+            "nvImageCodec decodes no JPEG, perhaps because nvJPEG is missing; install it with: pip install "
             "'nvidia-nvimgcodec-cu13[all]', or nvidia-nvimgcodec-cu12 for CUDA 12",
         ),
         (
@@ -40,20 +40,20 @@ from tests.nvimgcodec_puppet import install_codec
     ],
     ids=["none", "start", "library", "colours"],
 )
-def test_a_decoder_is_tried(
+def test_trial_reports_the_problem(
     monkeypatch: pytest.MonkeyPatch,
     decode: Callable[[np.ndarray], np.ndarray | None],
     failure: Exception | None,
     problem: str | None,
 ) -> None:
-    """With a file of one colour."""
+    """It decodes a file of one colour."""
     codec = install_codec(monkeypatch)
     codec.decode, codec.failure = decode, failure
     assert try_decoder() == problem
 
 
-def test_without_the_package_or_a_gpu_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence says what is missing."""
+def test_no_process_starts_without_the_package_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the missing part."""
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
     monkeypatch.setattr(jpegs, "is_installed", lambda name: name != "nvidia.nvimgcodec")
     assert str(find_decoder_problem()).startswith(
@@ -78,10 +78,10 @@ def test_without_the_package_or_a_gpu_nothing_is_tried(monkeypatch: pytest.Monke
         (-11, "", "nvImageCodec ended with code -11"),
     ],
 )
-def test_another_process_tries_it(
+def test_child_process_tries_the_decoder(
     monkeypatch: pytest.MonkeyPatch, code: int, printed: str, problem: str | None
 ) -> None:
-    """Its last line is the answer; it may crash."""
+    """Its last line is the answer, also after a crash."""
     monkeypatch.setattr(jpegs, "is_installed", lambda name: True)
     monkeypatch.setattr(jpegs, "gpus", lambda: [Gpu(0, "GPU-1", "H200", 141 << 30)])
 
@@ -93,8 +93,8 @@ def test_another_process_tries_it(
     assert find_decoder_problem() == problem
 
 
-def test_the_process_that_tries_it_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this machine: a package that is not there, or whatever it lacks."""
+def test_real_child_process_reports_a_problem_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU the decoder does not start."""
     monkeypatch.setattr(jpegs, "is_installed", lambda name: True)
     monkeypatch.setattr(jpegs, "gpus", lambda: [Gpu(0, "GPU-1", "H200", 141 << 30)])
     problem = find_decoder_problem()

@@ -1,4 +1,4 @@
-"""What NVML says of GPUs, and what becomes of it where a query is not supported or a GPU has gone."""
+"""GPUs by NVML, also with unsupported queries and lost GPUs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,15 @@ QUERIES = {
 
 
 def without(*functions: str) -> PuppetGpu:
-    """A GPU of which these are not supported."""
+    """Return a GPU without support for these queries."""
     gpu = a_gpu()
     for function in functions:
         del gpu.answers[function]
     return gpu
 
 
-# --- memory ---
-
-
-def test_memory_is_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of MIG devices; a device whose memory is unknown, or that is gone, is left out."""
+def test_memory_is_read_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MIG devices have it too; a device that is lost, or whose memory is unknown, is left out."""
     whole, divided = a_gpu(), a_mig_gpu(1, 3)
     (part,) = filter(None, divided.parts)
     set_memory(whole, 600, {7: 200, 8: None})
@@ -64,11 +61,8 @@ def test_memory_is_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_memory([]) == {}
 
 
-# --- facts ---
-
-
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the driver says of it, and the driver itself; NVML is closed again."""
+    """So is the driver; NVML is closed again."""
     puppet = install(monkeypatch, a_gpu())
     (gpu,) = gpus()
     assert gpu == Gpu(0, UUID, "NVIDIA H200", 140 * GIB, 100 * GIB, "9.0", "00000000:08:00.0")
@@ -86,10 +80,10 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nvmlDeviceGetName", {"name": "NVIDIA GPU"}),
     ],
 )
-def test_a_fact_that_is_not_told_costs_no_other(
+def test_unsupported_fact_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch, function: str, absent: dict[str, object]
 ) -> None:
-    """GPUs without MIG do not even know that they have none."""
+    """Its value is absent, or a default; GPUs without MIG do not support that query."""
     install(monkeypatch, a_gpu())
     (full,) = gpus()
     install(monkeypatch, without(function))
@@ -97,7 +91,7 @@ def test_a_fact_that_is_not_told_costs_no_other(
 
 
 def test_mig_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places without a device between them are passed over."""
+    """Empty places between them are skipped."""
     install(monkeypatch, a_mig_gpu(0, 5, 6), a_gpu(1))
     divided, whole = gpus()
     assert divided.mig_mode
@@ -110,8 +104,8 @@ def test_mig_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (whole.index, whole.mig_mode, whole.mig_devices) == (1, False, ())
 
 
-def test_the_numbers_of_the_driver_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is lost, or that this process may not use, does not renumber those after it."""
+def test_lost_gpu_does_not_renumber_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a GPU that this process may not use."""
     puppet = install(monkeypatch, a_gpu(0), a_gpu(1), a_gpu(2))
     puppet.gpus[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
     puppet.gpus[1].error = pynvml.NVML_ERROR_NO_PERMISSION
@@ -119,25 +113,22 @@ def test_the_numbers_of_the_driver_stay(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "Driver Not Loaded"),
     ],
 )
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, error: int, said: str) -> None:
-    """In NVML's words."""
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, error: int, message: str) -> None:
+    """The message is NVML's."""
     install(monkeypatch).error = error
-    for ask in (gpus, describe_driver, GpuReader().read):
-        with pytest.raises(OSError, match=said):
-            ask()
-
-
-# --- readings ---
+    for read in (gpus, describe_driver, GpuReader().read):
+        with pytest.raises(OSError, match=message):
+            read()
 
 
 def test_a_reading_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is exposed, with the reasons of the clocks in words."""
+    """It has all values of the metrics, and the reasons of the clocks in words."""
     install(monkeypatch, a_gpu())
     (reading,) = GpuReader().read()
     assert reading == FULL
@@ -146,22 +137,22 @@ def test_a_reading_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("function", QUERIES)
-def test_a_query_that_is_not_supported_costs_no_other(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+def test_unsupported_query_does_not_affect_others(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     """Its value is absent, which is not 0."""
     install(monkeypatch, without(function))
     assert GpuReader().read() == [replace(FULL, **dict.fromkeys(QUERIES[function]))]
 
 
-def test_a_gpu_that_tells_nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its number and UUID alone."""
+def test_gpu_without_supported_queries_has_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading has the number and the UUID."""
     install(monkeypatch, without(*QUERIES))
     (reading,) = GpuReader().read()
     assert reading == GpuReading(0, UUID)
     assert reading.throttle_reasons() == {}
 
 
-def test_an_older_driver_is_asked_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Temperature and clocks have older functions, which have gone from newer libraries."""
+def test_older_driver_is_queried_by_older_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer libraries lack the older functions for temperature and clocks."""
     gpu = without("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
     gpu.answers.update(nvmlDeviceGetTemperature=48, nvmlDeviceGetCurrentClocksThrottleReasons=1)
     install(monkeypatch, gpu)
@@ -170,14 +161,14 @@ def test_an_older_driver_is_asked_in_its_words(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mig_mode_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver does not say it of a GPU that is divided."""
+    """The driver does not support the query for a divided GPU."""
     install(monkeypatch, a_mig_gpu(0, 1))
     (reading,) = GpuReader().read()
     assert reading == replace(FULL, utilization_percent=None)
 
 
 def test_nvml_stays_open_between_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To open it takes longer than to read."""
+    """Opening takes longer than reading."""
     puppet = install(monkeypatch, a_gpu())
     reader = GpuReader()
     assert [len(reader.read()) for _ in range(3)] == [1, 1, 1]
@@ -185,7 +176,7 @@ def test_nvml_stays_open_between_readings(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_restarted_driver_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is away there are no readings; it is no error, as it is where there never was one."""
+    """Until then there are no readings, and no error; a driver that was never there is one."""
     puppet = install(monkeypatch, a_gpu())
     reader = GpuReader()
     assert len(reader.read()) == 1
@@ -197,7 +188,7 @@ def test_a_restarted_driver_is_read_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_lost_gpu_is_read_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are read meanwhile; NVML is opened anew, for it remembers what was lost."""
+    """The others are read meanwhile. NVML is opened again, because a session does not find a lost GPU again."""
     puppet = install(monkeypatch, a_gpu(0), a_gpu(1))
     reader = GpuReader()
     puppet.gpus[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -207,8 +198,8 @@ def test_a_lost_gpu_is_read_again_when_it_is_back(monkeypatch: pytest.MonkeyPatc
     assert puppet.opened == 2
 
 
-def test_a_forbidden_gpu_is_no_reason_to_open_nvml_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was not ours before, and will not be."""
+def test_forbidden_gpu_does_not_reopen_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays forbidden."""
     puppet = install(monkeypatch, a_gpu(0), a_gpu(1))
     puppet.gpus[0].error = pynvml.NVML_ERROR_NO_PERMISSION
     reader = GpuReader()
@@ -216,18 +207,15 @@ def test_a_forbidden_gpu_is_no_reason_to_open_nvml_again(monkeypatch: pytest.Mon
     assert puppet.opened == 1
 
 
-# --- words ---
-
-
 @pytest.mark.parametrize("field", [field.name for field in fields(GpuReading)[2:]])
 def test_words_hold_a_reading(field: str) -> None:
-    """Each value has a place of its own, and what is absent stays so; 0 is a value."""
+    """Each value has its own place, absent values stay absent, and 0 is a value."""
     for reading in (FULL, replace(FULL, **{field: None}), replace(FULL, **{field: 0})):
         words = reading.to_words()
         assert len(words) == GpuReading.WORDS
         assert GpuReading.from_words(0, words) == reading
 
 
-def test_words_of_nothing_are_no_reading() -> None:
-    """A fresh memory has no GPU."""
+def test_words_of_zeros_are_no_reading() -> None:
+    """Fresh memory has no GPU."""
     assert GpuReading.from_words(3, [0] * GpuReading.WORDS) is None

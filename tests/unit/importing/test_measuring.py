@@ -1,4 +1,4 @@
-"""What is recorded of an original, and what is found of a way that is another model."""
+"""Measurements of an original model and of its conversions."""
 
 import json
 import sys
@@ -93,8 +93,8 @@ def test_a_conversion_that_is_wrong_is_found_out(bench: Bench) -> None:
     assert "NaN or infinities" in measured(bench, "onnx/wrong.onnx")["differs"]
 
 
-def test_a_conversion_that_refuses_what_the_original_answers_differs(bench: Bench) -> None:
-    """Here it takes one row alone."""
+def test_conversion_that_refuses_a_batch_differs(bench: Bench) -> None:
+    """It takes single rows alone, unlike the original."""
     shape = np.array([1, 3], np.int64)
     write_model(
         bench.folder / "onnx/one.onnx",
@@ -107,8 +107,8 @@ def test_a_conversion_that_refuses_what_the_original_answers_differs(bench: Benc
     assert "it fails on inputs of the kind 'batch'" in found["differs"]
 
 
-def test_a_conversion_that_mixes_rows_is_told(bench: Bench) -> None:
-    """Where the answers of a row depend on those beside it, although alone they are right."""
+def test_conversion_that_mixes_rows_is_not_batched(bench: Bench) -> None:
+    """Its answers depend on the other rows of a batch, although single rows are right."""
     write_model(
         bench.folder / "onnx/mixing.onnx",
         ("MatMul", ["x", "w"], ["straight"]),
@@ -139,8 +139,8 @@ def test_integers_are_drawn_from_all_that_the_model_takes(
     assert 10 < drawn.max() < 50
 
 
-def test_an_import_registers_what_was_measured(tmp_path: Path) -> None:
-    """`stoker models import` by its command: the table as JSON, the version with its reference, shown by its ways."""
+def test_import_registers_its_measurements(tmp_path: Path) -> None:
+    """`stoker models import` prints the table as JSON; the version has its reference, and `show` its ways."""
     path = write_model(tmp_path / "double.onnx", ("Add", ["x", "x"], ["y"]))
     place = ("--workspace", tmp_path / "workspace")
     done = run_stoker("models", "import", path, "--device", "cpu", "--max-batch-rows", "8", "--json", *place)
@@ -160,8 +160,8 @@ def order(path: Path, **fields: Any) -> ImportOrder:
     return ImportOrder(**{**values, "tolerance": 1e-3, "max_batch_rows": 8, "limit_s": 60.0, **fields})
 
 
-def silent(_what: str, _done: int, _of: int) -> None:
-    """Nobody looks at the progress."""
+def silent(_step: str, _done: int, _of: int) -> None:
+    """Ignore the progress."""
 
 
 def test_import_of_an_unsupported_file_is_refused(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_the_model_of_an_archive_of_torchserve_is_imported(tmp_path: Path) -> No
                 model_file(order(archive), tmp_path / "staging", leases)
 
 
-def test_ways_that_nothing_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A converter that fails is a row of the table; the version has the others."""
+def test_failed_conversions_are_rows_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version has the other ways."""
 
     def convert(_module: str, order: dict[str, Any], *_: object) -> dict[str, Any]:
         raise LoadFailed(f"net was not converted to {order['to']}: its process ended with status -11")
@@ -233,10 +233,8 @@ def test_a_compiled_package_is_not_imported(tmp_path: Path) -> None:
         import_model(order(path), Repository(tmp_path / "models"), NOW, silent)
 
 
-def test_a_keras_whose_safe_mode_runs_code_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the file is read."""
+def test_keras_with_an_unsafe_safe_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before the file is read."""
     monkeypatch.setattr(conversions, "_tensorflow", lambda: None)
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.11.2"))
     with pytest.raises(LoadFailed, match=r"even in its safe mode .*: install 3.12 or newer"):

@@ -1,4 +1,4 @@
-"""Small numbers that a graph computes from its sizes: where they are followed, ONNX Runtime computes the same."""
+"""Small numbers that a graph computes from its sizes are those that ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.onnx_operators import one, vector
 from tests.zoo import graph_of, model_of, tensor
 
 from stoker.isolation.onnx.analysis import follow_batch_axis
-from stoker.isolation.onnx.row_states import Size
+from stoker.isolation.onnx.sizes import Size
 
 INTEGER, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 SIZES = one("Shape", "x", "sizes")
-"""[N, 4, 6]: the sizes of what all these graphs take."""
+"""[N, 4, 6]: the sizes of the input of all these graphs."""
 BOTH = [*one("Gather", "sizes zero", "n"), *one("Gather", "sizes one", "four")]
 NUMBERS = {"zero": np.int64(0), "one": np.int64(1), "two": vector(2)}
 GRAPHS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
@@ -128,7 +128,7 @@ GRAPHS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_numbers_that_are_followed_are_those_of_the_runtime(name: str) -> None:
-    """For one row as for five: what is known of a number, be it as a multiple of N, is what the graph computes."""
+    """For one row and for five, each known number, also a multiple of N, is the one that the graph computes."""
     nodes, constants = GRAPHS[name]
     graph = graph_of(nodes, {**NUMBERS, **constants}, [tensor("x", "rows", 4, 6)])
     read = follow_batch_axis(model_of(graph))["y"]
@@ -143,7 +143,7 @@ def test_numbers_that_are_followed_are_those_of_the_runtime(name: str) -> None:
 
 
 def test_numbers_of_most_graphs_are_followed() -> None:
-    """Otherwise the test above would test nothing."""
+    """Numbers are known for most graphs, so the test above compares them."""
     lacking = set()
     for name, (nodes, constants) in GRAPHS.items():
         graph = graph_of(nodes, {**NUMBERS, **constants}, [tensor("x", "rows", 4, 6)])
@@ -166,12 +166,12 @@ def test_numbers_of_most_graphs_are_followed() -> None:
 
 
 def number(size: float | Size | None, rows: int) -> float | None:
-    """A size for so many rows; there are no free ones here."""
+    """Return a size for this number of rows; these graphs have no free sizes."""
     return size.factor * rows**size.rows if isinstance(size, Size) else size
 
 
 def computed(graph: onnx.GraphProto, batch: np.ndarray) -> np.ndarray:
-    """What the runtime gives for y, which is a whole number here or a float."""
+    """Return the runtime's result for y, an integer or a float."""
     for kind in (INTEGER, FLOAT):
         graph.output[0].type.tensor_type.elem_type = kind
         try:

@@ -1,4 +1,4 @@
-"""Rules for single operators of ONNX: where they follow rows, where rows meet, and where they do not guess."""
+"""Rules of single ONNX operators: they follow rows, find mixed rows, and do not guess."""
 
 from __future__ import annotations
 
@@ -10,22 +10,9 @@ import pytest
 import stoker.isolation.onnx.analysis  # noqa: F401  # enters all rules
 from stoker.isolation.onnx.contents import computed
 from stoker.isolation.onnx.graph import Attribute, Node, Tensor
-from stoker.isolation.onnx.row_states import (
-    MICROSOFT,
-    ML,
-    ROWS,
-    RULES,
-    Call,
-    Mixed,
-    Size,
-    Undecided,
-    Value,
-    joined,
-    lost,
-    of_rows,
-    same,
-    sized,
-)
+from stoker.isolation.onnx.operator_rules import MICROSOFT, ML, RULES, Call
+from stoker.isolation.onnx.row_states import Mixed, Undecided, Value, joined, lost, of_rows, same, sized
+from stoker.isolation.onnx.sizes import ROWS, Size
 
 N = ROWS
 FREE = Size(1, 0, ("s",))
@@ -45,7 +32,7 @@ def const(*numbers: Any) -> Value:
 def follow(
     operator: str, inputs: list[Value | None], attributes: Mapping[str, Attribute], opset: int, domain: str
 ) -> Any:
-    """What the rule of an operator makes of its inputs."""
+    """Return the result of an operator's rule for these inputs."""
     outputs = ("first", "second") if operator in ("Split", "NonZero", "Unique") else ("out",)
     node = Node(operator, domain, "node", (), outputs, attributes)
     return RULES[domain, operator].function(Call(node, inputs, opset, attributes))
@@ -71,8 +58,8 @@ def follow(
         ("Add", [BATCH, ANY], {}, "takes a tensor of unknown rank"),
         ("Add", [BATCH, same((3, 1))], {}, "for each place in the batch"),
         # Shapes.
-        ("Reshape", [BATCH, const(N, Size(1, 1))], {}, "not known how it holds the rows"),
-        ("Reshape", [BATCH, sized((2,), (None, N))], {}, "not known how it holds the rows"),
+        ("Reshape", [BATCH, const(N, Size(1, 1))], {}, "whose relation to the rows is not known"),
+        ("Reshape", [BATCH, sized((2,), (None, N))], {}, "whose relation to the rows is not known"),
         ("Squeeze", [of_rows((N, FREE, 1), 0)], {}, "drops axes that are not known"),
         ("Squeeze", [BATCH], {}, "if there is one row"),
         ("Squeeze", [BATCH, const(0)], {}, "drops the axis of the rows"),
@@ -106,7 +93,7 @@ def follow(
 def test_where_rows_go_is_not_guessed(
     operator: str, inputs: list[Value | None], attributes: Mapping[str, Attribute], words: str
 ) -> None:
-    """What a rule cannot follow is undecided: one sentence names the operator and says why."""
+    """A call that a rule cannot follow is undecided: one sentence names the operator and the reason."""
     with pytest.raises(Undecided) as raised:
         follow(operator, inputs, attributes, 17, "")
     assert str(raised.value).startswith(f"{operator} 'node' ")
@@ -123,26 +110,26 @@ def test_where_rows_go_is_not_guessed(
         ("TopK", [BATCH, const(1)], {"axis": 0}, "", "picks among the rows"),
         ("NonZero", [BATCH], {}, "", "goes over the rows"),
         ("Multinomial", [LAST], {}, "", "picks among the rows"),
-        ("Reshape", [of_rows((N, 6), 0), const(-1, 4)], {}, "", "makes rows of what several rows"),
+        ("Reshape", [of_rows((N, 6), 0), const(-1, 4)], {}, "", "makes rows of parts of several rows"),
         ("Split", [BATCH], {"axis": 0}, "", "takes the batch apart"),
         ("Concat", [BATCH, BATCH], {"axis": 0}, "", "joins along the batch"),
         ("Gather", [BATCH, VECTOR], {"axis": 1}, "", "puts every row beside every other one"),
         ("GatherElements", [BATCH, BATCH], {"axis": 0}, "", "takes rows by their place"),
-        ("Compress", [BATCH, VECTOR], {"axis": 1}, "", "drops what the rows of the batch say"),
+        ("Compress", [BATCH, VECTOR], {"axis": 1}, "", "drops rows by the contents of the batch"),
         ("Compress", [BATCH, const(1)], {}, "", "takes rows by their place"),
         ("ReverseSequence", [BATCH, const(1)], {"time_axis": 0}, "", "turns the rows of the batch round"),
-        ("MatMulNBits", [LAST], {"N": 8}, MICROSOFT, "adds up what the rows hold"),
+        ("MatMulNBits", [LAST], {"N": 8}, MICROSOFT, "adds up numbers of several rows"),
         ("Einsum", [BATCH, BATCH], {"equation": b"ij,kj->ik"}, "", "puts every row beside every other"),
-        ("Einsum", [BATCH], {"equation": b"ij->j"}, "", "adds up what the rows hold"),
+        ("Einsum", [BATCH], {"equation": b"ij->j"}, "", "adds up numbers of several rows"),
         ("Normalizer", [VECTOR], {}, ML, "takes the batch for one row"),
         ("Scaler", [VECTOR], {}, ML, "takes the batch for one row"),
         ("StringNormalizer", [VECTOR], {"stopwords": (b"a",)}, "", "drops words of the batch"),
     ],
 )
-def test_rows_that_meet_are_said_to(
+def test_mixed_rows_are_reported(
     operator: str, inputs: list[Value | None], attributes: Mapping[str, Attribute], domain: str, words: str
 ) -> None:
-    """One sentence names the operator and what it does."""
+    """One sentence names the operator and its effect."""
     with pytest.raises(Mixed) as raised:
         follow(operator, inputs, attributes, 17, domain)
     assert words in str(raised.value)
@@ -198,19 +185,19 @@ def test_rows_that_meet_are_said_to(
 def test_rows_are_followed_where_they_go(
     operator: str, inputs: list[Value | None], attributes: Mapping[str, Attribute], domain: str, expected: Any
 ) -> None:
-    """The axis they are on afterwards, and the sizes beside it; what has no rows has none afterwards."""
+    """The result has their axis and the other sizes; without rows in the inputs there are none in the result."""
     assert follow(operator, inputs, attributes, 17, domain) == expected
 
 
 def test_operators_that_align_sizes_by_an_attribute_are_not_followed() -> None:
-    """Before version 7 sums had an attribute for it."""
+    """Before version 7 sums had such an attribute."""
     for operator, inputs in (("Add", [BATCH, same((4,))]), ("Gemm", [BATCH, same((4, 3)), same((3,))])):
         with pytest.raises(Undecided, match="sizes are aligned by an attribute"):
             follow(operator, inputs, {}, 6, "")
 
 
 def test_attributes_of_old_versions_count_as_inputs_of_new_ones() -> None:
-    """Slices and pads had numbers as attributes once."""
+    """Old slices and pads have their numbers as attributes."""
     parts = {"starts": (1,), "ends": (3,), "axes": (1,)}
     assert follow("Slice", [BATCH], parts, 9, "") == of_rows((N, 2), 0)
     assert follow("Pad", [BATCH], {"pads": (0, 1, 0, 1)}, 10, "") == of_rows((N, 6), 0)
@@ -232,10 +219,10 @@ def test_attributes_of_old_versions_count_as_inputs_of_new_ones() -> None:
         (lost("unknown", "a"), lost("mixed", "b"), lost("mixed", "b")),
     ],
 )
-def test_of_two_branches_what_holds_for_both_is_known(
+def test_two_branches_give_the_state_that_is_true_for_both(
     first: Value, second: Value, expected: Value | None
 ) -> None:
-    """Nothing of rows on other axes; where rows meet in one branch, they meet."""
+    """Rows on different axes are unknown; rows mixed in one branch are mixed."""
     assert joined(first, second) == expected
     assert joined(second, first) == expected
 
@@ -281,7 +268,7 @@ UNKNOWN = same((), (None,))
 def test_small_numbers_are_not_guessed(
     operator: str, inputs: list[Value | None], attributes: Mapping[str, Attribute]
 ) -> None:
-    """Tables, texts, narrow types, many numbers, and what depends on rows: nothing is known of the result."""
+    """Tables, texts, narrow types, many numbers, and values of rows give an unknown result."""
     assert (
         computed(Call(Node(operator, "", "node", (), ("out",), attributes), inputs, 17, attributes)) is None
     )
@@ -313,7 +300,7 @@ def test_small_numbers_are_not_guessed(
 def test_small_numbers_are_computed_with_the_number_of_rows_as_a_symbol(
     operator: str, inputs: list[Value | None], number: Any
 ) -> None:
-    """A number that is the same for all batches is one; what cannot be told is None, and is not left out."""
+    """A number that is the same for all batches is known; an unknown one is None."""
     attributes = {"keepdims": 0} if operator == "ReduceProd" else {}
     found = computed(Call(Node(operator, "", "node", (), ("out",), attributes), inputs, 17, attributes))
     assert found is not None

@@ -1,4 +1,4 @@
-"""The test without a tolerance: models as functions of numpy arrays, and the zoo under ONNX Runtime."""
+"""Tests of rows without a tolerance: models as functions of numpy arrays, and the zoo under ONNX Runtime."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def evidence(
     proven: bool = False,
     tick_s: float = 0.0,
 ) -> Evidence:
-    """What trying a function of `x` shows; each look at the clock is `tick_s` later."""
+    """Return the evidence for a function of `x`; each look at the clock is `tick_s` later."""
     ticks = count()
 
     def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ MIXED: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_rows_that_are_apart_are_found_to_be(name: str) -> None:
+def test_independent_rows_are_apart(name: str) -> None:
     """Companions of all kinds change nothing, and NaN is one of them."""
     found = evidence(APART[name])
     assert (found.finding, found.reason, found.non_finite) == ("apart", "", True)
@@ -76,8 +76,8 @@ def test_rows_that_are_apart_are_found_to_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_rows_that_see_each_other_are_found_out(name: str) -> None:
-    """However little, however far from the ordinary, whichever row it is."""
+def test_rows_that_influence_each_other_are_mixed(name: str) -> None:
+    """Small influences, unusual rows and all places are found."""
     found = evidence(MIXED[name])
     assert found.finding == "mixed"
     assert found.reason
@@ -98,8 +98,8 @@ def test_any_leak_that_changes_a_bit_is_found(weights: list[float], leak: float,
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_zoo_is_told_apart(name: str) -> None:
-    """Each model whose rows see each other is found out under ONNX Runtime, and its twin is not suspected."""
+def test_mixing_models_of_the_zoo_are_found_by_tests(name: str) -> None:
+    """Each mixing model is found under ONNX Runtime, and the other model of its pair is apart."""
     for make, apart in zip(ZOO[name], (False, True), strict=True):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -130,7 +130,7 @@ def test_the_zoo_is_told_apart(name: str) -> None:
 
 
 def test_refused_test_rows_do_not_disprove_a_model() -> None:
-    """An index out of range says nothing of rows; values in range are compared."""
+    """An index out of range proves nothing; values in range are compared."""
     table = np.arange(40.0, dtype=np.float32)
     found = evidence(lambda x: table[x], INDICES)
     assert found.finding == "apart"
@@ -138,7 +138,7 @@ def test_refused_test_rows_do_not_disprove_a_model() -> None:
 
 
 def test_integers_grow_step_by_step() -> None:
-    """A model that makes as many of something as it is told is not told to make all that there is memory for."""
+    """A model that allocates by the number in its input does not use up all memory."""
     largest = 0
     seconds = [0.0]
 
@@ -152,8 +152,8 @@ def test_integers_grow_step_by_step() -> None:
     assert 1000 < largest <= 30_000
 
 
-def test_texts_of_other_lengths_are_seen() -> None:
-    """Padding to the longest text of the batch changes the others."""
+def test_padding_to_the_longest_text_is_mixed() -> None:
+    """A model that divides by the longest text is mixed; one that uses only its own text is apart."""
 
     def padded(x: np.ndarray) -> np.ndarray:
         longest = max(map(len, x))
@@ -169,8 +169,8 @@ def _weights(word: bytes, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_another_order_of_adding_up_is_seen(seed: int) -> None:
-    """Weights of words are padded to the most words of the batch, with zeros: only the last bits are others."""
+def test_another_order_of_addition_is_mixed(seed: int) -> None:
+    """Padding the weights of words with zeros changes only the last bits of their sum."""
 
     def bag(x: np.ndarray) -> np.ndarray:
         texts = [[_weights(word, seed) for word in text.split()] for text in x]
@@ -183,7 +183,7 @@ def test_another_order_of_adding_up_is_seen(seed: int) -> None:
 
 
 def test_a_model_that_refuses_sentences_is_tried_with_words() -> None:
-    """What is made up first is not all that is made up."""
+    """Single words are tried after sentences."""
 
     def lookup(x: np.ndarray) -> np.ndarray:
         if any(b" " in text for text in x):
@@ -194,7 +194,7 @@ def test_a_model_that_refuses_sentences_is_tried_with_words() -> None:
 
 
 def test_a_model_that_takes_only_its_sample_is_tried_with_that() -> None:
-    """What is made of the sample has its numbers; without it nothing that is made up is taken."""
+    """Rows made from the sample have its numbers; without it all made-up rows are refused."""
 
     def strict(x: np.ndarray) -> np.ndarray:
         if not np.isin(x, [7, 8, 9]).all():
@@ -207,8 +207,8 @@ def test_a_model_that_takes_only_its_sample_is_tried_with_that() -> None:
     assert evidence(lambda x: strict(x) + x[0], INDICES, sample).finding == "mixed"
 
 
-def test_a_sample_beside_which_nothing_else_is_taken_proves_nothing() -> None:
-    """Rows that are all alike cannot see each other."""
+def test_a_model_that_takes_only_one_row_is_unknown() -> None:
+    """Equal rows cannot show an influence on each other."""
 
     def picky(x: np.ndarray) -> np.ndarray:
         if any(text != b"the only one" for text in x):
@@ -220,7 +220,7 @@ def test_a_sample_beside_which_nothing_else_is_taken_proves_nothing() -> None:
 
 
 def test_free_sizes_are_tried_until_one_is_taken() -> None:
-    """Some models take images of multiples of 32 alone."""
+    """Some models take only images whose sizes are multiples of 32."""
 
     def strict(x: np.ndarray) -> np.ndarray:
         if x.shape[1] % 32:
@@ -230,8 +230,8 @@ def test_free_sizes_are_tried_until_one_is_taken() -> None:
     assert evidence(strict, (TensorInfo("x", "float32", (-1, -1)),)).finding == "apart"
 
 
-def test_a_model_of_one_row_is_found_out() -> None:
-    """It fails on a batch of two, and the reason says so."""
+def test_a_model_of_one_row_is_mixed() -> None:
+    """The reason is that it fails on a batch of two."""
 
     def single(x: np.ndarray) -> np.ndarray:
         if len(x) != 1:
@@ -243,8 +243,8 @@ def test_a_model_of_one_row_is_found_out() -> None:
     assert "fails on a batch of two: I take one row" in found.reason
 
 
-def test_a_row_that_is_answered_only_beside_others_is_found_out() -> None:
-    """It names its row in the batch, so that it is refused alone; that is no fault of the model's file."""
+def test_a_row_that_is_answered_only_beside_others_is_mixed() -> None:
+    """The row has the number of another row, so it is refused alone."""
 
     def named(x: np.ndarray) -> np.ndarray:
         if x.max() >= len(x):
@@ -257,7 +257,7 @@ def test_a_row_that_is_answered_only_beside_others_is_found_out() -> None:
 
 
 def test_nan_that_is_refused_is_no_part_of_the_proof() -> None:
-    """The finding holds for numbers alone, and says so."""
+    """The evidence says that NaN was not tested."""
 
     def finite(x: np.ndarray) -> np.ndarray:
         if not np.isfinite(x).all():
@@ -269,7 +269,7 @@ def test_nan_that_is_refused_is_no_part_of_the_proof() -> None:
 
 
 def test_a_device_with_noise_is_allowed_its_noise_alone() -> None:
-    """Where equal batches get different bits, what differs by no more is not seen; what differs by more is."""
+    """Differences up to those of equal batches are allowed; larger ones are mixed."""
     flips = count()
 
     def noisy(x: np.ndarray) -> np.ndarray:
@@ -280,7 +280,7 @@ def test_a_device_with_noise_is_allowed_its_noise_alone() -> None:
 
 
 def test_a_model_that_draws_random_numbers_is_not_called_apart() -> None:
-    """Behind so much noise one row could see another."""
+    """So much noise could hide an influence of rows."""
     random = np.random.default_rng(1)
     found = evidence(lambda x: x + random.random(x.shape, np.float32))
     assert found.finding == "unknown"
@@ -288,7 +288,7 @@ def test_a_model_that_draws_random_numbers_is_not_called_apart() -> None:
 
 
 def test_a_slow_model_that_is_proven_is_tried_with_few_batches() -> None:
-    """Its load must not wait long for what is known already."""
+    """The load does not wait for tests of a known result."""
     rows = [0]
 
     def counted(x: np.ndarray) -> np.ndarray:
@@ -316,8 +316,8 @@ def test_slow_first_runs_do_not_shorten_the_row_test() -> None:
     assert companions(first_s=0.1) == companions(first_s=1e-4)
 
 
-def test_the_largest_difference_to_answers_alone_is_told() -> None:
-    """It is a matter of accuracy: other kernels for other shapes."""
+def test_the_evidence_has_the_largest_difference_to_answers_alone() -> None:
+    """Other shapes run other kernels, which is a question of accuracy."""
     found = evidence(lambda x: x * np.float32(1 + 1e-6 * (len(x) > 1)))
     assert found.finding == "apart"
     assert found.difference is not None
@@ -325,8 +325,8 @@ def test_the_largest_difference_to_answers_alone_is_told() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "string"])
-def test_rows_for_which_there_is_no_memory_are_not_made(dtype: str) -> None:
-    """The sizes are said; nothing runs, and nothing is allocated that the kernel would kill for."""
+def test_rows_that_need_too_much_memory_are_not_made(dtype: str) -> None:
+    """The error has the sizes; no model runs, and no memory is allocated."""
     vast = TensorInfo("x", dtype, (-1, 1 << 25, 1 << 20))
     with pytest.raises(
         MemoryError, match=r"trying 3 rows of x \(35,184,372,088,832 numbers\) would take .* GiB"

@@ -1,4 +1,4 @@
-"""What SavedModels do besides computing, read from their files without TensorFlow."""
+"""Side effects of SavedModels, read from their files without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITTEN = Path(__file__).parents[2] / "saved_models"
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in WRITTEN.glob("tf*")))
 def test_models_that_only_compute_do_nothing_else(name: str) -> None:
-    """Files of any TensorFlow are read; what saves and restores variables is no part of serving."""
+    """Files of all versions of TensorFlow are read; saving and restoring variables is no part of serving."""
     effects = read_effects((WRITTEN / name / "saved_model.pb").read_bytes())
     assert effects.outside() == []
     state = {signature: find_state(kinds) for signature, kinds in effects.signatures.items()}
@@ -50,8 +50,8 @@ def test_effects_of_a_signature_include_called_functions() -> None:
     assert find_state(effects.signatures["serving_default"]) == ["Assign", "WriteFile"]
 
 
-def test_of_several_graphs_the_one_that_is_served_is_read() -> None:
-    """It has the one tag `serve`."""
+def test_the_served_graph_of_several_is_read() -> None:
+    """The served graph has the single tag `serve`."""
     train = saved_model_bytes({"y": ("WriteFile", [], [])}, {}, {"serving_default": ([], ["y:0"])}, "train")
     serve = saved_model_bytes({"y": ("Identity", [], [])}, {}, {"serving_default": ([], ["y:0"])})
     assert read_effects(train + serve).signatures == {"serving_default": {"Identity"}}
@@ -64,6 +64,6 @@ def test_file_that_is_no_saved_model_is_refused(data: bytes) -> None:
         read_effects(data)
 
 
-def test_an_empty_file_does_nothing() -> None:
-    """There is no graph in it."""
+def test_an_empty_file_has_no_effects() -> None:
+    """It has no graph."""
     assert read_effects(b"").outside() == []

@@ -1,4 +1,4 @@
-"""Rules for single operators of TensorFlow, without it: where they follow rows, and where they do not guess."""
+"""Rules of single operators of TensorFlow, without TensorFlow: they follow rows, and do not guess."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.isolation.tensorflow.analysis import PRODUCTS
-from stoker.isolation.tensorflow.row_states import (
-    Listed,
-    Mixed,
-    Plain,
-    Rows,
-    Size,
-    State,
-    Unknown,
-    compute,
-    shape_of,
-)
-from stoker.isolation.tensorflow.rules import COMPUTING, LAYOUTS, MAKING
+from stoker.isolation.tensorflow.computing_rules import COMPUTING
+from stoker.isolation.tensorflow.layout_rules import LAYOUTS, MAKING
+from stoker.isolation.tensorflow.product_rules import PRODUCTS
+from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
+from stoker.isolation.tensorflow.sizes import compute, shape_of
 
 RULES = {**COMPUTING, **LAYOUTS, **MAKING, **PRODUCTS}
 ROWS, SECOND, PLAIN, VARIES = Rows(0), Rows(1), Plain(), Plain(None, varies=True)
@@ -30,7 +22,7 @@ B = None
 
 @dataclass
 class Shape:
-    """A shape as TensorFlow has it; `sizes` is None where not even the rank is known."""
+    """A shape like TensorFlow's; `sizes` is None for an unknown rank."""
 
     sizes: tuple[int | None, ...] | None
 
@@ -74,7 +66,7 @@ class Op:
 def follow(
     kind: str, inputs: list[Any], states: list[State], output: Any = None, count: int = 1, **attributes: Any
 ) -> Any:
-    """What the rule of an operator makes of these states of its inputs."""
+    """Return the result of an operator's rule for these states of its inputs."""
     return RULES[kind](Op(kind, inputs, [output] * count, attributes), states)
 
 
@@ -82,31 +74,31 @@ SLICE = {f"{name}_mask": 0 for name in ("begin", "end", "ellipsis", "new_axis", 
 PRODUCT = {"adj_x": False, "adj_y": False}
 
 NOT_GUESSED: list[tuple[str, list[Any], list[State], Any, dict[str, Any]]] = [
-    # Of a rank that is not known, and rows at several places.
+    # Tensors of unknown rank, and rows at several places.
     ("AddV2", [None, (3, 4)], [ROWS, PLAIN], (3, 4), {}),
     ("AddV2", [(B, 4), (B, 4)], [ROWS, SECOND], (B, 4), {}),
     ("AddV2", [(B, 4), (B, 4)], [ROWS, PLAIN], (B, 4), {}),
     ("Select", [(B,), (B, 4), (B, 4)], [ROWS, ROWS, ROWS], (B, 4), {}),
-    # Rows where the operator wants what is the same for all.
+    # Rows in a parameter that has to be the same for all.
     ("Conv2D", [(1, 8, 8, 2), (B, 3, 2, 2)], [PLAIN, ROWS], None, {}),
     ("Conv2DBackpropInput", [(4,), (3, 3, 2, 2), (B, 8, 8, 2)], [PLAIN, VARIES, ROWS], None, {}),
     ("BiasAdd", [None, (4,)], [ROWS, PLAIN], None, {}),
     ("BiasAdd", [(3, B), (B,)], [SECOND, PLAIN], None, {"data_format": b"NHWC"}),
     ("BiasAdd", [(3, B, 8), (B,)], [SECOND, PLAIN], None, {"data_format": b"NCHW"}),
     ("FusedBatchNorm", [(1, 8, 8, 2), (B,)], [PLAIN, ROWS], None, {}),
-    # Axes that are not known.
+    # Unknown axes.
     ("Sum", [(B, 4), (1,)], [ROWS, PLAIN], None, {}),
-    ("Sum", [(B, 4), (1,)], [ROWS, Plain.of((Size.SOME,))], None, {}),
+    ("Sum", [(B, 4), (1,)], [ROWS, Plain.of((Size.FIXED,))], None, {}),
     ("Cumsum", [(B, 4), ()], [ROWS, PLAIN], None, {}),
     ("Softmax", [None], [ROWS], None, {}),
     ("L2Loss", [(3, B)], [SECOND], None, {}),
     ("QuantizeV2", [(B, 4), (), ()], [ROWS, PLAIN, PLAIN], None, {"axis": 0}),
     ("Unique", [(3, B)], [SECOND], None, {}),
-    # Shapes that would cut rows, or might.
+    # Shapes that cut rows, or may cut them.
     ("Reshape", [(4, 4), (B,)], [PLAIN, ROWS], None, {}),
     ("Reshape", [(B, 4), (2,)], [ROWS, Plain.of((2, Size.ROWS))], None, {}),
     ("Reshape", [(B, 4), (2,)], [ROWS, Plain.of((3, -1))], None, {}),
-    ("Reshape", [(B, 4), (2,)], [ROWS, Plain.of((-1, Size.SOME))], None, {}),
+    ("Reshape", [(B, 4), (2,)], [ROWS, Plain.of((-1, Size.FIXED))], None, {}),
     ("Reshape", [(B, 4), (2,)], [ROWS, Plain.of((-1, 3))], None, {}),
     ("Transpose", [(B, 4), (2,)], [ROWS, PLAIN], None, {}),
     ("ExpandDims", [(B, 4), ()], [ROWS, PLAIN], None, {}),
@@ -130,14 +122,14 @@ NOT_GUESSED: list[tuple[str, list[Any], list[State], Any, dict[str, Any]]] = [
     ("Tile", [(B, 4), (2,)], [ROWS, PLAIN], (B, 4), {}),
     ("Tile", [(B, 4), (2,)], [ROWS, Plain.of((2, 1))], (B, 4), {}),
     ("Tile", [(2, 4), (2,)], [PLAIN, Plain.of((Size.ROWS, 1))], (B, 4), {}),
-    # Lists of which nobody knows what is in them.
+    # Lists with unknown items.
     ("TensorListFromTensor", [(B, 4), (1,)], [ROWS, PLAIN], None, {}),
     ("EmptyTensorList", [(1,), ()], [PLAIN, VARIES], None, {}),
     ("TensorListSetItem", [(), (), (B,)], [Listed(), VARIES, ROWS], None, {}),
     ("TensorListSetItem", [(), (), (B,)], [Listed(), PLAIN, Mixed("m")], None, {}),
     ("TensorListGetItem", [(), (), (1,)], [Listed(), PLAIN, PLAIN], None, {}),
     ("TensorListStack", [(), (1,)], [Listed(), PLAIN], None, {}),
-    # Products in which rows might meet.
+    # Products that may mix rows.
     ("BatchMatMul", [None, (4, 4)], [ROWS, PLAIN], None, PRODUCT),
     ("BatchMatMul", [(3, B, 4), (B, 4, 4)], [SECOND, ROWS], (3, B, 4), PRODUCT),
     ("BatchMatMul", [(B, 3, 4), (B, 4, 4)], [ROWS, VARIES], (B, 3, 4), PRODUCT),
@@ -163,7 +155,7 @@ NOT_GUESSED: list[tuple[str, list[Any], list[State], Any, dict[str, Any]]] = [
 def test_where_rows_go_is_not_guessed(
     kind: str, inputs: list[Any], states: list[State], output: Any, attributes: dict[str, Any]
 ) -> None:
-    """What a rule cannot follow is unknown, by the operator's name: never that rows stay apart."""
+    """A call that a rule cannot follow is unknown, with the operator's name; it is never apart."""
     found = follow(kind, inputs, states, output, **attributes)
     for state in found if isinstance(found, list) else [found]:
         assert state == Unknown(f"{kind} 'op'")
@@ -182,7 +174,7 @@ def test_where_rows_go_is_not_guessed(
             "QuantizeAndDequantizeV2", [(B, 4), (), ()], [ROWS, PLAIN, PLAIN], None,
             {"axis": -1, "range_given": False}, Mixed("QuantizeAndDequantizeV2 'op'"),
         ),
-        # The shape is not known, but the graph knows the sizes of its result.
+        # The shape is unknown, but the graph has the sizes of its result.
         ("Reshape", [(B, 4), (3,)], [ROWS, PLAIN], (B, 2, 2), {}, ROWS),
         ("Reshape", [(B, B, 4), (2,)], [ROWS, Plain.of((-1, 4))], None, {}, Rows(0, exact=False)),
         (
@@ -204,12 +196,12 @@ def test_where_rows_go_is_not_guessed(
 def test_rows_are_followed_where_they_go(
     kind: str, inputs: list[Any], states: list[State], output: Any, attributes: dict[str, Any], expected: Any
 ) -> None:
-    """The axis they are on afterwards, or that they have met."""
+    """The result has the axis of the rows, or is mixed."""
     assert follow(kind, inputs, states, output, **attributes) == expected
 
 
 def test_features_of_a_free_size_belong_to_no_row() -> None:
-    """They are as long as the longest of all examples; one of a size that is known is each example's own."""
+    """Their size is that of the longest example; a feature of a known size belongs to its own example."""
 
     @dataclass
     class Feature:
@@ -229,7 +221,7 @@ def test_features_of_a_free_size_belong_to_no_row() -> None:
 
 
 STRIDES = {"ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0, "begin_mask": 0, "end_mask": 0}
-SIZES = (Size.ROWS, 4, Size.SOME)
+SIZES = (Size.ROWS, 4, Size.FIXED)
 
 
 @pytest.mark.parametrize(
@@ -240,22 +232,22 @@ SIZES = (Size.ROWS, 4, Size.SOME)
         ("Mul", (2, 3), {}, 6),
         ("Mul", (1, Size.ROWS), {}, Size.ROWS),
         ("Mul", (2, Size.ROWS), {}, Size.VARYING),
-        ("Mul", (2, Size.SOME), {}, Size.SOME),
+        ("Mul", (2, Size.FIXED), {}, Size.FIXED),
         ("AddV2", (2, Size.ROWS), {}, None),
         ("Mul", ((2,), (3,)), {}, None),
         ("Prod", ((2, 3), (0,)), {"keep_dims": False}, 6),
         ("Prod", ((2, 3), (0,)), {"keep_dims": True}, None),
         ("Prod", (7, ()), {"keep_dims": False}, 7),
         ("GatherV2", (SIZES, 0, 0), {"batch_dims": 0}, Size.ROWS),
-        ("GatherV2", (SIZES, (2, 1), 0), {"batch_dims": 0}, (Size.SOME, 4)),
+        ("GatherV2", (SIZES, (2, 1), 0), {"batch_dims": 0}, (Size.FIXED, 4)),
         ("GatherV2", (SIZES, 3, 0), {"batch_dims": 0}, None),
         ("GatherV2", (SIZES, (1, 3), 0), {"batch_dims": 0}, None),
         ("GatherV2", (SIZES, 0, 1), {"batch_dims": 0}, None),
-        ("StridedSlice", (SIZES, (1,), (3,), (1,)), STRIDES, (4, Size.SOME)),
+        ("StridedSlice", (SIZES, (1,), (3,), (1,)), STRIDES, (4, Size.FIXED)),
         ("StridedSlice", (SIZES, (1,), (3,), (1,)), {**STRIDES, "begin_mask": 1}, SIZES),
         ("StridedSlice", (SIZES, (1,), (2,), (1,)), {**STRIDES, "shrink_axis_mask": 1}, 4),
         ("StridedSlice", (SIZES, (3,), (4,), (1,)), {**STRIDES, "shrink_axis_mask": 1}, None),
-        ("StridedSlice", (SIZES, (Size.SOME,), (3,), (1,)), STRIDES, None),
+        ("StridedSlice", (SIZES, (Size.FIXED,), (3,), (1,)), STRIDES, None),
         ("StridedSlice", (SIZES, (1,), (3,), (1,)), {**STRIDES, "ellipsis_mask": 1}, None),
         ("StridedSlice", (7, (1,), (3,), (1,)), STRIDES, None),
         ("ConcatV2", ((1,), SIZES, 0), {}, (1, *SIZES)),
@@ -271,7 +263,7 @@ SIZES = (Size.ROWS, 4, Size.SOME)
 def test_sizes_are_computed_with_the_number_of_rows_as_a_symbol(
     kind: str, values: tuple[Any, ...], attributes: dict[str, Any], expected: Any
 ) -> None:
-    """What cannot be computed is unknown, and varies with the number of rows if one of its operands does."""
+    """An integer that cannot be computed is unknown; it varies with the number of rows if an operand does."""
     states = [Plain.of(value) for value in values]
     found = compute(Op(kind, [()] * len(values), [()], attributes), states)
     varies = any(state.varies for state in states)
@@ -290,8 +282,8 @@ def test_sizes_are_computed_with_the_number_of_rows_as_a_symbol(
         ("Size", (B, 4), Unknown("first"), Unknown("first")),
     ],
 )
-def test_sizes_of_tensors_are_known_where_no_row_decides_them(
+def test_sizes_of_tensors_are_known_unless_rows_decide_them(
     kind: str, sizes: Any, state: State, expected: State
 ) -> None:
-    """A tensor of which nothing is known may be as long as what rows hold; the first such operator is named."""
+    """The size of an unknown tensor may depend on contents of rows; the first such operator is named."""
     assert shape_of(Op(kind, [sizes], [()], {}), [state]) == expected

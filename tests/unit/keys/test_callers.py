@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.puppets import SecondsClock
 
-from stoker.errors import InvalidSettings, OutOfScope, Unauthorized
+from stoker.errors import InvalidSettings, NotReady, OutOfScope, Unauthorized
 from stoker.keys.access import Access, name_caller
 from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
 from stoker.keys.keyring import AdminKey, Keyring
@@ -226,6 +226,7 @@ def test_a_damaged_file_closes_named_keys_alone(
     with caplog.at_level(logging.ERROR):
         for _ in range(2):
             assert not verifier.verify(bearer(key))
+    assert isinstance(Access(verifier).refusal(bearer(key)), NotReady)
     assert verifier.verify(bearer(Keyring(keys_dir, "mnist").show().primary))
     assert len(caplog.records) == 1
     path.write_bytes(whole)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PROGRAM_S
 
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, NotReady, Unauthorized
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_with_keys
 from stoker.keys.verifier import KeyVerifier
 
@@ -234,6 +235,21 @@ def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
     assert verifier.verify(bearer(keys.primary))
 
 
+def test_request_is_not_unauthorized_if_the_workspace_is_moved_away(tmp_path: Path) -> None:
+    """Nobody can say then whether its key is valid: it gets 503. A request without a key still gets 401."""
+    keys_dir = tmp_path / "keys"
+    key = bearer(Keyring(keys_dir, "mnist").ensure().primary)
+    access = Access(KeyVerifier(keys_dir, "mnist"))
+    assert access.check(key)
+    keys_dir.rename(tmp_path / "moved")
+    with pytest.raises(NotReady, match="cannot read its keys; its log says why"):
+        access.check(key)
+    with pytest.raises(Unauthorized):
+        access.check(b"")
+    (tmp_path / "moved").rename(keys_dir)
+    assert access.check(key)
+
+
 def test_malformed_file_of_keys_is_reported_with_its_path(tmp_path: Path) -> None:
     """Keys that cannot be read are not replaced silently."""
     keyring = Keyring(tmp_path, "mnist")
@@ -449,7 +465,7 @@ def test_files_of_keys_are_read_with_a_bound(
             os.truncate(path, 1 << 40)
     if suffix == "verify":
         assert not KeyVerifier(tmp_path, "mnist").verify(bearer(keys.primary))
-        assert "every key of service mnist is refused until" in caplog.text
+        assert "requests to service mnist get 503" in caplog.text
         return
     with pytest.raises(InvalidSettings, match=f"mnist.{suffix} cannot be read"):
         keyring.show() if suffix == "keys" else read_signing_secret(tmp_path, "mnist")

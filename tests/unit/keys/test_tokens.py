@@ -239,7 +239,10 @@ def test_an_unreadable_secret_closes_the_service(
             assert not verifier.verify(header)
         with pytest.raises(NotReady, match="signing secret of mnist cannot be read"):
             verifier.fresh(bearer(GIVEN.primary))
-    assert [record.getMessage()[:30] for record in caplog.records] == ["every token of service mnist i"]
+        assert isinstance(Access(None, verifier).refusal(header), NotReady)
+    assert [record.getMessage()[:40] for record in caplog.records] == [
+        "requests with tokens of service mnist ge"
+    ]
     path.write_bytes(stored)
     assert verifier.verify(header)
 

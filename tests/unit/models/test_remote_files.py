@@ -431,7 +431,7 @@ def test_the_cache_gives_room_by_what_was_used_longest_ago(
 def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs them."""
     monkeypatch.setattr(remote_files, "is_installed", lambda package: package != "s3fs")
-    with pytest.raises(OperatorError, match=r"is read by fsspec and s3fs, which are not installed; .*s3fs"):
+    with pytest.raises(OperatorError, match=r"is read by the extra s3, which is not installed; .*s3fs"):
         Mirror("s3://bucket/x", tmp_path)
 
 

@@ -44,7 +44,7 @@ def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert score(tmp_path, "two", rows) == 0
     printed = capsys.readouterr().out
-    assert printed == f"2 files with 4 rows in {answers.as_uri()}, 1 were done before\n"
+    assert printed == f"2 files with 4 rows in {answers.as_uri()}, 1 done before\n"
     for name in "abc":
         np.testing.assert_array_equal(np.load(answers / f"{name}.npy"), 2 * ROWS)
     assert json.loads((answers / "_done" / "c.json").read_bytes())["scored"] == 2

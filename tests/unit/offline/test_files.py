@@ -266,7 +266,7 @@ def test_the_command(
     assert capsys.readouterr().out == f"1 file with 2 rows in {tmp_path / 'out'}\n"
     assert cli.main(command) == 0
     assert "0 files with 0 rows" in (printed := capsys.readouterr().out)
-    assert "1 were done before" in printed
+    assert "1 done before" in printed
     assert pd.read_csv(tmp_path / "out" / "rows.csv")["id"].tolist() == ["a", "b"]
     assert cli.main([*command[:-2], "--shard", "2/2"]) == 2
 

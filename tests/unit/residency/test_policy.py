@@ -1,4 +1,4 @@
-"""Which models leave memory."""
+"""The choice of models that leave memory."""
 
 from dataclasses import replace
 

@@ -51,8 +51,8 @@ def test_memory_is_as_long_as_it_helps() -> None:
         rates = RequestRates(0.0)
         for day in range(4):
             order = rng.permutation(100) if shifts else np.arange(100)
-            asked = order[rng.choice(100, 1000, p=ranks / ranks.sum())]
-            for at_s, model in zip(np.linspace(0, DAY_S, 1000), asked, strict=True):
+            requested = order[rng.choice(100, 1000, p=ranks / ranks.sum())]
+            for at_s, model in zip(np.linspace(0, DAY_S, 1000), requested, strict=True):
                 rates.observe(str(model), 1, day * DAY_S + at_s)
         rates.observe("rested", 40, 4 * DAY_S)
         return rates.rate("rested", 4.5 * DAY_S) / rates.rate("rested", 4 * DAY_S)

@@ -1,10 +1,10 @@
-"""Whose turn is next."""
+"""Turns of callers."""
 
 from stoker.residency.taking_turns import RecentTurns
 
 
-def test_recent_turns_caller_whose_turn_is_longest_ago_is_next() -> None:
-    """A caller without a turn comes first, and of two of those the one that is named first."""
+def test_caller_with_the_oldest_turn_is_next() -> None:
+    """A caller without a turn comes first; of two of those, the one named first."""
     turns = RecentTurns()
     assert turns.next_of([]) is None
     for caller in ("a", "b", "a"):

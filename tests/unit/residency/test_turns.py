@@ -40,8 +40,8 @@ def test_callers_take_turns() -> None:
     assert loads.begun == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
-def test_a_load_has_the_turn_of_whoever_waits_for_it() -> None:
-    """A model far back in one caller's queue comes in the turn of another one who wants it too."""
+def test_load_has_the_earliest_turn_of_its_waiting_callers() -> None:
+    """A model far back in one caller's queue loads in the turn of another caller that requests it too."""
     loads = Loads()
     for number in range(4):
         loads.request(f"a{number}", "a")
@@ -50,8 +50,8 @@ def test_a_load_has_the_turn_of_whoever_waits_for_it() -> None:
     assert loads.begun == ["a0", "a3"]
 
 
-def test_slow_loads_take_some_of_the_places() -> None:
-    """Others begin beside them, one at a time; those of one caller leave places to others."""
+def test_slow_loads_leave_places_to_others() -> None:
+    """Other loads begin beside them one at a time, and one caller's slow loads never take all places."""
     loads = Loads()
     for number in range(5):
         loads.request(f"a{number}", "a")

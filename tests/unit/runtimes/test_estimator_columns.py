@@ -1,12 +1,10 @@
-"""Estimators that were fitted on tables: what their columns are found to hold, and what requests of them become."""
+"""Estimators that were fitted on tables: the kinds of their columns, and the conversion of requests."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,17 @@ import pandas as pd
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
-from sklearn.ensemble import BaggingClassifier, HistGradientBoostingClassifier, VotingClassifier
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+from tests.estimator_requests import answers, inputs_of, load
 from tests.estimators import MIXED, mixed, save
 
-from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.runtimes.base import RowFailure, Runtime
 from stoker.runtimes.estimator_columns import possible_inputs
-from stoker.runtimes.sklearn import load_sklearn
 from stoker.tensors import Signature
-from stoker.wire.packed import MISSING, pack, unpack
 
 INPUTS = [
     "size float64[?]",
@@ -43,36 +38,9 @@ CITIES = pd.DataFrame({"size": [1.0, 2.0, 3.0, 4.0], "city": ["Bonn", "Rome", "B
 
 
 @pytest.fixture(autouse=True)
-def own_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What loading adds to the places of imports is gone afterwards."""
+def restore_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the folders that loading adds to the import path."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def load(path: Path, **settings: Any) -> Runtime:
-    # Whether rows see each other is not tried, which saves time.
-    settings = {"signatures": ("predict",), "batching": "none", **settings}
-    deployment = Deployment("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
-    return load_sklearn(deployment, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
-
-
-def feeds_of(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
-    feeds = {}
-    for name, values in rows.items():
-        if all(isinstance(value, str | None) for value in values):
-            feeds[name] = np.empty(len(values), object)
-            feeds[name][:] = [MISSING if value is None else value.encode() for value in values]
-        else:
-            feeds[name] = np.array(values, bool if isinstance(values[0], bool) else float)
-    return feeds
-
-
-def answers(runtime: Runtime, *requests: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """What each request gets, or why it fails."""
-    (given,) = runtime.run([[pack(feeds_of(one)) for one in requests]])
-    return [
-        one.error if isinstance(one, RowFailure) else next(iter(unpack(bytes(one)).values())).tolist()
-        for one in given
-    ]
 
 
 def row(**other: Any) -> dict[str, list[Any]]:
@@ -80,12 +48,8 @@ def row(**other: Any) -> dict[str, list[Any]]:
     return {name: [value] for name, value in {**values, **other}.items()}
 
 
-def inputs_of(signature: Signature) -> list[str]:
-    return [str(info) for info in signature.signatures[0].tensors.inputs]
-
-
 def test_the_columns_of_a_table_are_inputs(tmp_path: Path) -> None:
-    """Each has the type that it was fitted with; one that nothing looks at is none, but is known by its place."""
+    """Each has the type with which it was fitted. A column that no part reads is no input, but keeps its place."""
     signature = load(save(mixed(), tmp_path / "model.pkl")).signature
     assert inputs_of(signature) == INPUTS
     tensors = signature.signatures[0].tensors
@@ -102,7 +66,7 @@ def test_the_columns_of_a_table_are_inputs(tmp_path: Path) -> None:
 
 
 def test_requests_are_answered_as_by_the_estimator(tmp_path: Path) -> None:
-    """Texts, booleans, dates with and without a zone, and null for what an imputer fills in."""
+    """Texts, booleans, dates with and without a zone, and null where an imputer fills in a value."""
     runtime = load(save(mixed(), tmp_path / "model.pkl"))
     assert answers(
         runtime,
@@ -116,7 +80,7 @@ def test_requests_are_answered_as_by_the_estimator(tmp_path: Path) -> None:
 
 
 def test_a_bad_value_fails_its_own_request_alone(tmp_path: Path) -> None:
-    """A category that was not there, a null that nothing fills in, and no date: beside them others are answered."""
+    """An unknown category, a null without an imputer and a text that is no date do not fail other requests."""
     runtime = load(save(mixed(), tmp_path / "model.pkl"), batching="auto")
     assert runtime.signature.isolation is not None
     assert runtime.signature.isolation.batched
@@ -150,7 +114,7 @@ def test_columns_of_a_wrapped_pipeline_are_found(tmp_path: Path, wrap: Any) -> N
 
 
 def test_an_array_of_objects_is_a_table_without_names(tmp_path: Path) -> None:
-    """Its columns are called by their places, and it gets an array again."""
+    """Its columns are named for their places, and the estimator gets an array again."""
     encoder = make_column_transformer((OneHotEncoder(), [1]), ("passthrough", [0]))
     model = make_pipeline(encoder, LinearRegression()).fit(CITIES.to_numpy(object), [1, 20, 3, 40])
     runtime = load(save(model, tmp_path / "model.pkl"))
@@ -160,7 +124,7 @@ def test_an_array_of_objects_is_a_table_without_names(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_categories_stay_rows_of_numbers(tmp_path: Path) -> None:
-    """And are tried with those that it knows: zero is none of them."""
+    """The load tries the model with its own categories: zero is none of them."""
     model = make_pipeline(OneHotEncoder(), LinearRegression()).fit([[3], [5]], [1, 2])
     runtime = load(save(model, tmp_path / "model.pkl"), batching="auto")
     assert str(runtime.signature) == "data float64[n,1] -> predict float64[n]"
@@ -178,7 +142,7 @@ def lengths(table: Any) -> Any:
     ("function", "values", "expected"),
     [(years, pd.to_datetime(["2000-01-01", "2020-01-01"]), 2010), (lengths, ["four", "longer"], 5)],
 )
-def test_columns_that_only_a_function_knows_are_tried(
+def test_columns_that_only_a_function_reads_are_tried(
     tmp_path: Path, function: Any, values: Any, expected: int
 ) -> None:
     """Numbers, texts and dates in turn, until the estimator takes them."""
@@ -189,11 +153,11 @@ def test_columns_that_only_a_function_knows_are_tried(
     joblib.dump(model, file)
     runtime = load(file)
     assert inputs_of(runtime.signature) == ["value string[?]"]
-    asked = "2010-07-01" if function is years else "fives"
-    assert answers(runtime, {"value": [asked]}) == [[pytest.approx(expected)]]
+    text = "2010-07-01" if function is years else "fives"
+    assert answers(runtime, {"value": [text]}) == [[pytest.approx(expected)]]
 
 
-def turned(table: Any) -> Any:
+def select_reversed(table: Any) -> Any:
     return table[["note", "city"]]
 
 
@@ -207,12 +171,14 @@ def turned(table: Any) -> Any:
             bootstrap=False,
             random_state=0,
         ),
-        make_pipeline(FunctionTransformer(turned), OneHotEncoder(), LogisticRegression()),
+        make_pipeline(FunctionTransformer(select_reversed), OneHotEncoder(), LogisticRegression()),
     ],
     ids=["bagging", "a function"],
 )
-def test_parts_that_were_fitted_on_some_columns_in_another_order(estimator: Any, tmp_path: Path) -> None:
-    """What they say is of those."""
+def test_parts_with_columns_in_another_order_describe_their_own_columns(
+    estimator: Any, tmp_path: Path
+) -> None:
+    """Bagging and a function select columns; the values of an encoder behind them belong to the selected ones."""
     table = CITIES.assign(note=["new", "old", "old", "new"])
     estimator.fit(table, [0, 1, 1, 0])
     (first, *_) = possible_inputs(estimator, tmp_path / "model.pkl", None)
@@ -224,15 +190,15 @@ def test_parts_that_were_fitted_on_some_columns_in_another_order(estimator: Any,
     }
 
 
-def both(table: Any) -> Any:
+def word_lengths(table: Any) -> Any:
     return table.assign(word=table["word"].str.len())
 
 
-def test_a_sample_says_what_columns_hold(tmp_path: Path) -> None:
-    """Where they differ and the estimator does not tell; without one the load is refused, and says what helps."""
+def test_a_sample_shows_the_kinds_of_columns(tmp_path: Path) -> None:
+    """If columns differ and the estimator does not show how; without a sample the load fails and asks for one."""
     table = pd.DataFrame({"size": [1.0, 2.0], "word": ["a", "bbb"]})
     file = tmp_path / "model.joblib"
-    joblib.dump(make_pipeline(FunctionTransformer(both), LinearRegression()).fit(table, [2, 5]), file)
+    joblib.dump(make_pipeline(FunctionTransformer(word_lengths), LinearRegression()).fit(table, [2, 5]), file)
     with pytest.raises(
         LoadFailed, match=r"does not take rows of 2 numbers \(AttributeError.*\); give it a sample input"
     ):
@@ -251,8 +217,8 @@ def kilometres(table: Any) -> Any:
     return table.apply(lambda column: column.str.removesuffix(" km").astype(float))
 
 
-def test_a_sample_says_what_texts_look_like(tmp_path: Path) -> None:
-    """An estimator that takes no other texts is tried with those."""
+def test_texts_of_a_sample_are_tried(tmp_path: Path) -> None:
+    """An estimator that takes no other texts is tried with the texts of the sample."""
     table = pd.DataFrame({"way": ["1 km", "3 km"]})
     file = tmp_path / "model.joblib"
     joblib.dump(make_pipeline(FunctionTransformer(kilometres), LinearRegression()).fit(table, [1, 3]), file)
@@ -263,7 +229,7 @@ def test_a_sample_says_what_texts_look_like(tmp_path: Path) -> None:
 
 
 class Foreign:
-    """An estimator of somebody else, who means something else by names that scikit-learn has too."""
+    """An estimator of another package, which uses names of scikit-learn otherwise."""
 
     n_features_in_ = 1
     steps = 100
@@ -275,133 +241,18 @@ class Foreign:
         return rows[:, 0]
 
 
-def test_attributes_of_other_estimators_are_passed_over(tmp_path: Path) -> None:
-    """It is loaded as the rows of numbers that it says it takes."""
+def test_attributes_of_other_packages_are_ignored(tmp_path: Path) -> None:
+    """The estimator takes as many numbers as its `n_features_in_` says."""
     file = tmp_path / "model.joblib"
     joblib.dump(Foreign(), file)
     assert inputs_of(load(file).signature) == ["data float64[?,1]"]
 
 
 def test_values_that_no_request_can_hold_are_refused(tmp_path: Path) -> None:
-    """With the column, such a value, and what to do."""
+    """The message names the column, a value, and a remedy."""
     column = pd.DataFrame({"when": pd.to_timedelta([1, 2], unit="D")})
     model = make_pipeline(OneHotEncoder(), LinearRegression()).fit(column, [1, 2])
     with pytest.raises(
         LoadFailed, match=r"column when was fitted with values such as .*; serve it by a score.py"
     ):
         load(save(model, tmp_path / "model.pkl"))
-
-
-def trees(library: str) -> Any:
-    """A classifier of a number and two columns of categories, which is of class 1 where the city is Rome."""
-    if library == "sklearn":
-        return HistGradientBoostingClassifier(
-            max_iter=2, learning_rate=1, min_samples_leaf=1, categorical_features="from_dtype"
-        )
-    module = pytest.importorskip(library, reason=f"{library} is not installed")
-    if library == "xgboost":
-        return module.XGBClassifier(n_estimators=4, min_child_weight=0, enable_categorical=True)
-    return module.LGBMClassifier(n_estimators=4, min_child_samples=1, verbose=-1)
-
-
-CATEGORIES = pd.DataFrame(
-    {
-        "size": np.arange(36.0),
-        "city": pd.Categorical(["Rome", "Bonn", "Graz"] * 12),
-        "rooms": pd.Categorical([3, 5] * 18),
-    }
-)
-CLASSES = (CATEGORIES["city"] == "Rome").astype(int)
-ASKED = {"size": [1.0, 2.0], "city": ["Rome", "Graz"], "rooms": [5, 3]}
-LIBRARIES = ["sklearn", "xgboost", "lightgbm"]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_categories_of_pandas_are_kept(tmp_path: Path, library: str) -> None:
-    """Trees that were fitted on them get them again, texts and numbers, whatever rows a request has."""
-    model = trees(library).fit(CATEGORIES, CLASSES)
-    runtime = load(save(model, tmp_path / "model.pkl"))
-    assert inputs_of(runtime.signature) == ["size float64[?]", "city string[?]", "rooms float64[?]"]
-    assert answers(runtime, ASKED, {name: values[:1] for name, values in ASKED.items()}) == [[1, 0], [1]]
-
-
-@pytest.mark.parametrize("library", LIBRARIES[1:])
-def test_categories_that_were_not_there(tmp_path: Path, library: str) -> None:
-    """Are what the library makes of them: a missing value; XGBoost has no say, and such a request is refused."""
-    model = trees(library).fit(CATEGORIES, CLASSES)
-    (given,) = answers(
-        load(save(model, tmp_path / "model.pkl")), {"size": [1.0], "city": ["Oslo"], "rooms": [5]}
-    )
-    if library == "xgboost":
-        assert isinstance(given, InvalidInput)
-        assert "The column city has no category 'Oslo'; it was fitted with Bonn, Graz, Rome" in str(given)
-    else:
-        assert given == [0]
-
-
-def test_categories_that_a_file_does_not_keep_are_refused() -> None:
-    """XGBoost before 3.1 kept none: which number was Rome, the file does not say."""
-
-    class Booster:
-        feature_types = ("float", "c")
-
-        def save_raw(self, _: str) -> bytes:
-            return b'{"learner": {"gradient_booster": {"model": {}}}}'
-
-    class Fitted:
-        n_features_in_ = 2
-
-        def get_booster(self) -> Booster:
-            return Booster()
-
-    Fitted.__module__ = "xgboost.sklearn"
-    with pytest.raises(
-        LoadFailed, match="column_1 holds categories, and the file does not say which: fit it with"
-    ):
-        next(possible_inputs(Fitted(), Path("model.pkl"), None))
-
-
-@pytest.mark.parametrize(
-    ("library", "suffix"),
-    [
-        ("xgboost", ".json"),
-        ("xgboost", ".ubj"),
-        ("lightgbm", ".txt"),
-        ("lightgbm", ".bst"),
-        ("xgboost", ".pkl"),
-        ("lightgbm", ".pkl"),
-    ],
-)
-def test_boosters_are_served(tmp_path: Path, library: str, suffix: str) -> None:
-    """From pickles, and from files of their libraries; they give what the objective says, the scores of class 1."""
-    model = trees(library).fit(CATEGORIES, CLASSES)
-    booster = model.get_booster() if library == "xgboost" else model.booster_
-    file = tmp_path / f"model{suffix}"
-    if suffix == ".pkl":
-        save(booster, file)
-    else:
-        booster.save_model(str(file))
-    runtime = load(file, signatures=())
-    (scores,) = answers(runtime, ASKED)
-    table = pd.DataFrame(ASKED).astype({"city": CATEGORIES["city"].dtype, "rooms": CATEGORIES["rooms"].dtype})
-    assert scores == pytest.approx(model.predict_proba(table)[:, 1].tolist())
-
-
-def test_file_of_a_classifier_answers_classes_and_scores(tmp_path: Path) -> None:
-    """XGBoost notes in the file that a classifier has saved it, whose `predict` gives classes."""
-    model = trees("xgboost").fit(CATEGORIES, CLASSES)
-    model.save_model(tmp_path / "model.json")
-    runtime = load(tmp_path / "model.json", signatures=())
-    assert [one.name for one in runtime.signature.signatures] == ["predict", "predict_proba"]
-    (classes,) = answers(runtime, ASKED)
-    table = pd.DataFrame(ASKED).astype({"city": CATEGORIES["city"].dtype, "rooms": CATEGORIES["rooms"].dtype})
-    assert classes == model.predict(table).tolist()
-
-
-def test_a_damaged_booster_is_told_in_a_sentence(tmp_path: Path) -> None:
-    """By the library that its beginning names."""
-    pytest.importorskip("lightgbm", reason="lightgbm is not installed")
-    file = tmp_path / "model.txt"
-    file.write_text("tree\nversion=v4\n")
-    with pytest.raises(LoadFailed, match="cannot be loaded by lightgbm: "):
-        load(file)

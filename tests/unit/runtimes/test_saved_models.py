@@ -1,4 +1,4 @@
-"""SavedModels as TensorFlow itself loads them, in the process of the tests."""
+"""SavedModels that TensorFlow itself loads, in the process of the tests."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ NAMES = sorted(folder.name for folder in WRITTEN.glob("tf*"))
 
 
 @pytest.fixture(autouse=True)
-def _set_up_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which devices and threads TensorFlow has can be said only once in a process."""
+def _skip_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can set the devices and threads of TensorFlow only once."""
     import tensorflow as tf
 
     monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
 
 
 def load(path: Path, *signatures: str, **settings: Any) -> Runtime:
-    """The runtime of a SavedModel, of its default signature or of those that are named."""
+    """Load the default signature of a SavedModel, or the named ones."""
     deployment = Deployment(
         path.name, 1, "tensorflow", path, path, 8, 1 << 20, signatures=signatures, **settings
     )
@@ -48,7 +48,7 @@ def load(path: Path, *signatures: str, **settings: Any) -> Runtime:
 
 
 def _bytes(value: Any) -> bytes:
-    """A string, or what stands for bytes or an example in the files of expectations."""
+    """Return the bytes of a string, or of the object for bytes or an example in a file of expectations."""
     if isinstance(value, str):
         return value.encode()
     if "b64" in value:
@@ -57,19 +57,19 @@ def _bytes(value: Any) -> bytes:
 
 
 def array_of(info: TensorInfo, value: Any) -> np.ndarray:
-    """An input or output of a model as its files of expectations have it."""
+    """Return an input or output from a file of expectations as an array."""
     if info.dtype != "string":
         return np.array(value, info.dtype)
-    found = np.empty(np.shape(value) if isinstance(value, list) else (), object)
+    array = np.empty(np.shape(value) if isinstance(value, list) else (), object)
     flat = np.array(value, object).reshape(-1).tolist()
-    found.reshape(-1)[:] = [_bytes(each) for each in flat]
-    return found
+    array.reshape(-1)[:] = [_bytes(each) for each in flat]
+    return array
 
 
-def ask(
+def answer(
     runtime: Runtime, inputs: dict[str, Any], signature: str = "serving_default"
 ) -> dict[str, np.ndarray]:
-    """What a runtime answers to a request, whether its rows are requests or rows of numbers."""
+    """Return the answer to a request, whether the rows of the runtime are requests or rows of numbers."""
     (named,) = [each for each in runtime.signature.named if each.name == signature]
     feeds = {info.name: array_of(info, inputs[info.name]) for info in named.tensors.inputs}
     if runtime.signature.takes == "tensors":
@@ -82,9 +82,9 @@ def ask(
 
 
 def check(runtime: Runtime, signature: str, expected: dict[str, Any]) -> None:
-    """Ask a signature, and compare with what the TensorFlow that wrote the model gave."""
+    """Compare the answer of a signature with the answer of the TensorFlow that wrote the model."""
     (named,) = [each for each in runtime.signature.named if each.name == signature]
-    answers = ask(runtime, expected["inputs"], signature)
+    answers = answer(runtime, expected["inputs"], signature)
     assert answers.keys() == expected["outputs"].keys()
     for info in named.tensors.outputs:
         wanted = array_of(info, expected["outputs"][info.name])
@@ -105,7 +105,7 @@ def _write(x: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of functions of rows that are no plain functions of rows, each a signature."""
+    """A model of signatures that are no plain functions of rows of numbers."""
     import tensorflow as tf
 
     module = tf.Module()
@@ -144,7 +144,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_output_that_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: str, advice: str) -> None:
-    """Sparse and ragged outputs are refused, and the error says what to export instead."""
+    """The error names an output to export instead of a sparse or ragged one."""
     with pytest.raises(LoadFailed) as refused:
         load(odd, name)
     assert f"'y' of {odd} is no dense tensor ({kind})" in str(refused.value)
@@ -152,7 +152,7 @@ def test_output_that_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: s
 
 
 @pytest.mark.parametrize(
-    ("name", "x", "answer"),
+    ("name", "x", "expected"),
     [
         ("upper", "abc", b"ABC"),
         ("join", ["a", "b"], b"ab"),
@@ -160,16 +160,18 @@ def test_output_that_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: s
         ("any", [[0, 0, 1]], True),
     ],
 )
-def test_output_without_axes_is_one_value_for_its_request(odd: Path, name: str, x: Any, answer: Any) -> None:
-    """A scalar of TensorFlow is no array of numpy, and one for a whole request is of no row."""
+def test_output_without_axes_is_one_value_for_its_request(
+    odd: Path, name: str, x: Any, expected: Any
+) -> None:
+    """A scalar of TensorFlow is no array of numpy, and belongs to no row."""
     runtime = load(odd, name)
     assert runtime.signature.takes == "tensors"
-    given = ask(runtime, {"x": x}, name)["y"]
-    assert (given.shape, given.item()) == ((), answer)
+    given = answer(runtime, {"x": x}, name)["y"]
+    assert (given.shape, given.item()) == ((), expected)
 
 
-def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
-    """How many rows come back depends on what they hold, so whose each is cannot be told."""
+def test_model_that_drops_rows_is_not_batched(odd: Path) -> None:
+    """The number of rows in the answer depends on their values, so its rows cannot be assigned to callers."""
     isolation = load(odd, "positive").signature.isolation
     assert isolation is not None
     assert not isolation.batched
@@ -177,7 +179,7 @@ def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_model_of_any_tensorflow_is_served(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All signatures give the answers of the TensorFlow that wrote them, without a warning."""
+    """All signatures answer as the TensorFlow that wrote them, without a warning."""
     expected = json.loads((WRITTEN / name / "expected.json").read_text())
     with caplog.at_level(logging.WARNING):
         runtime = load(WRITTEN / name, "*")
@@ -188,7 +190,7 @@ def test_saved_model_of_any_tensorflow_is_served(name: str, caplog: pytest.LogCa
 
 
 def test_models_beside_each_other_keep_their_variables() -> None:
-    """Those of TensorFlow 1 have no objects, and the same names in each of its models."""
+    """Variables of TensorFlow 1 have the same names in each model, and no objects."""
     names = ("tf1_12_dense", "tf1_15_tags")
     runtimes = {name: load(WRITTEN / name) for name in names}
     for name in (*names, names[0]):
@@ -197,8 +199,8 @@ def test_models_beside_each_other_keep_their_variables() -> None:
 
 
 @pytest.mark.parametrize("batching", ["auto", "rows"])
-def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
-    """What a model keeps is there for its first caller as it was saved, and changes with each call from then on."""
+def test_variables_are_restored_after_the_test_of_rows(odd: Path, batching: str) -> None:
+    """The first caller finds the saved values; from then on each call changes them."""
     deployment = Deployment(
         "counted", 1, "tensorflow", odd, odd, 8, 1 << 20, signatures=("counted",), batching=batching
     )
@@ -209,29 +211,31 @@ def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
     assert batching == "rows" or "AssignAddVariableOp changes more than the answer" in isolation.reason
     other, _ = loading.fork(loaded, "counted")
     answers = [
-        ask(each, {"x": [[0.0, 1.0, 2.0]]}, "counted")["y"].tolist() for each in (loaded.runtime, other)
+        answer(each, {"x": [[0.0, 1.0, 2.0]]}, "counted")["y"].tolist() for each in (loaded.runtime, other)
     ]
     assert answers == [[[1.0, 2.0, 3.0]], [[2.0, 3.0, 4.0]]]
 
 
 def test_a_model_keeps_state_if_one_of_its_signatures_does(odd: Path) -> None:
-    """They share their variables, so the answers of the others may depend on it."""
+    """The signatures share their variables."""
     isolation = load(odd, "positive", "counted").signature.isolation
     assert isolation is not None
     assert isolation.keeps_state
 
 
 def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
-    """The function was in the program that wrote it; TensorFlow would only find out at the first request."""
+    """The file does not have the function; TensorFlow itself would fail only at the first request."""
     with pytest.raises(LoadFailed, match=r"the signature python of .* calls Python .* \(EagerPyFunc\)"):
         load(odd, "python")
 
 
 def test_side_effects_are_logged_before_loading(odd: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line has the operators that reach out of the server, for each signature."""
+    """One line has the operators of each signature that read or write outside of the server."""
     isolation = load(odd, "writing").signature.isolation
     assert (
         str(isolation) == "not batched: WriteFile changes more than the answer (batching: rows changes that)"
     )
-    told = f"{odd} reaches out of the server: for requests to python: EagerPyFunc; for requests to writing: WriteFile"
-    assert caplog.messages[0] == told
+    assert caplog.messages[0] == (
+        f"{odd} reaches out of the server: for requests to python: EagerPyFunc; "
+        "for requests to writing: WriteFile"
+    )

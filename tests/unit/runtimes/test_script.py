@@ -21,8 +21,8 @@ from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script
-from stoker.scripts import guards
-from stoker.scripts.guards import Watchdog
+from stoker.scripts import coroutines
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.tensors import TensorSpec
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
 
@@ -430,17 +430,17 @@ async def init():
 async def run(raw_data):
     yield asyncio.get_running_loop() is loop
 """
-    monkeypatch.setattr(guards, "SHARED_LOOPS", [])
+    monkeypatch.setattr(coroutines, "SHARED_LOOPS", [])
     assert not isinstance(load_script(deployment(text), CPU, 1), ForkingRuntime)
-    assert not guards.SHARED_LOOPS
-    guards.OF_THREAD.loop.close()
-    del guards.OF_THREAD.loop
+    assert not coroutines.SHARED_LOOPS
+    coroutines.OF_THREAD.loop.close()
+    del coroutines.OF_THREAD.loop
     runtime = load_script(dataclasses.replace(deployment(text), instances=2), CPU, 1)
     assert isinstance(runtime, ForkingRuntime)
     with ThreadPoolExecutor(2) as threads:
         told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
     assert told == [b"[true]"] * 2
-    guards.SHARED_LOOPS[0].close()
+    coroutines.SHARED_LOOPS[0].close()
 
 
 def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
@@ -450,7 +450,7 @@ def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
         LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
     ):
         load(dataclasses.replace(deployment(text), instances=2), CPU)
-    guards.SHARED_LOOPS.pop().close()
+    coroutines.SHARED_LOOPS.pop().close()
 
 
 def test_a_shape_that_no_memory_holds_is_refused(deployment: Write) -> None:

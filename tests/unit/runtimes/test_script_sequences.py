@@ -20,7 +20,7 @@ from stoker.device.loading import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes import script as script_module
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
-from stoker.scripts.guards import Watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.settings.sequence import read_sequence
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest

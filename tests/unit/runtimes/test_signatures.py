@@ -1,4 +1,4 @@
-"""Which signatures of a SavedModel are served, and several of them in one model."""
+"""The choice of a model's signatures, and requests to several of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import JoiningRuntime, RowFailure
-from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker.wire.packed import pack, unpack
 
@@ -32,8 +33,8 @@ PATH = Path("model")
     ],
 )
 def test_the_default_comes_first(present: list[str], wanted: list[str], chosen: list[str]) -> None:
-    """What is named, else `serving_default`, else the only one; a star adds the others."""
-    assert chosen_signatures(PATH, present, wanted) == chosen
+    """The default is the first in the setting, else `serving_default`, else the only one; a star adds the others."""
+    assert choose_signatures(PATH, present, wanted) == chosen
 
 
 @pytest.mark.parametrize(
@@ -49,20 +50,20 @@ def test_the_default_comes_first(present: list[str], wanted: list[str], chosen: 
 def test_ambiguous_signature_is_refused_with_the_names(
     present: list[str], wanted: list[str], message: str
 ) -> None:
-    """An ambiguous or unknown signature is refused with the names that there are."""
+    """The message lists the signatures of the model."""
     with pytest.raises(LoadFailed) as refused:
-        chosen_signatures(PATH, present, wanted)
+        choose_signatures(PATH, present, wanted)
     assert message in str(refused.value)
 
 
 def named(name: str, *, batched: bool = True) -> NamedSignature:
-    """A signature that takes numbers and gives numbers."""
+    """Return a signature of numbers."""
     infos = tuple((TensorInfo(side, "float32", (-1,)),) for side in "xy")
     return NamedSignature(name, ModelTensors(*infos, batched))
 
 
 class Puppet:
-    """A model of two signatures; `sizes` has the length of each batch of each."""
+    """A model of two signatures. `sizes` records signature and length of each batch."""
 
     def __init__(self, *signatures: NamedSignature) -> None:
         self.sizes: list[tuple[str, int]] = []
@@ -82,9 +83,9 @@ class Puppet:
 
         return run
 
-    def ask(self, *asked: tuple[str, float], runtime: SignaturesRuntime | None = None) -> list[Any]:
-        """The answers to requests of one number each: by the signature that each names."""
-        rows = [pack({"x": np.array([number], np.float32)}, name) for name, number in asked]
+    def answers(self, *requests: tuple[str, float], runtime: SignaturesRuntime | None = None) -> list[Any]:
+        """Return the answers to requests, each a signature and a number."""
+        rows = [pack({"x": np.array([number], np.float32)}, name) for name, number in requests]
         (answers,) = (runtime or self.runtime).run([rows])
         return [
             answer.error if isinstance(answer, RowFailure) else unpack(bytes(answer))["y"].tolist()
@@ -93,41 +94,41 @@ class Puppet:
 
 
 def test_each_request_is_answered_by_the_signature_that_it_names() -> None:
-    """Those of one are a batch; which one is meant without a name is the first; answers keep their places."""
+    """Requests of one signature are a batch; a request without a name uses the first; answers keep their order."""
     puppet = Puppet()
-    answers = puppet.ask(("twice", 1), ("less", 2), ("", 3), ("less", 4), ("twice", 5))
+    answers = puppet.answers(("twice", 1), ("less", 2), ("", 3), ("less", 4), ("twice", 5))
     assert answers == [[2.0], [1.0], [6.0], [3.0], [10.0]]
     assert puppet.sizes == [("twice", 3), ("less", 1), ("less", 1)]
-    assert puppet.ask(("", 1), ("less", 1), runtime=puppet.runtime.fork()) == [[2.0], [0.0]]
+    assert puppet.answers(("", 1), ("less", 1), runtime=puppet.runtime.fork()) == [[2.0], [0.0]]
 
 
-def test_a_request_that_fails_costs_the_other_signature_nothing() -> None:
-    """Only that request has no answer."""
-    first, second, third = Puppet().ask(("twice", np.nan), ("less", 2), ("twice", 3))
+def test_failed_request_does_not_affect_others() -> None:
+    """Requests of the same and of the other signature are answered."""
+    first, second, third = Puppet().answers(("twice", np.nan), ("less", 2), ("twice", 3))
     assert isinstance(first, ValueError)
     assert (second, third) == ([1.0], [6.0])
 
 
-def test_the_batches_of_all_signatures_are_watched() -> None:
-    """Rows that are kept for an audit run again by the signature that had answered them."""
+def test_monitor_audits_the_batches_of_all_signatures() -> None:
+    """Rows that are kept for an audit run again by the signature that has answered them."""
     puppet = Puppet(named("twice"), named("less"))
     runtime = puppet.runtime
     assert isinstance(runtime, JoiningRuntime)
     for name in ("less", "twice"):
         for seen in (runtime, runtime.fork()):
             seen.monitor.wants_rows = True
-            puppet.ask(("twice", 1), ("less", 2), (name, 3), runtime=seen)
+            puppet.answers(("twice", 1), ("less", 2), (name, 3), runtime=seen)
             taken, seen.monitor.kept_rows = seen.monitor.kept_rows, None
             assert taken is not None
             assert audit(seen.run_tensors, taken).result == "passed"
             assert puppet.sizes[-1] == (name, 2)
     with np.errstate(over="ignore"):
-        puppet.ask(("less", np.inf), ("twice", 3e38))
+        puppet.answers(("less", np.inf), ("twice", 3e38))
     assert runtime.monitor.non_finite_rows == 1
 
 
-def test_signatures_travel_with_the_rows() -> None:
-    """A frontend is told of all of them, in their order; a model without named ones has one all the same."""
+def test_signatures_survive_json() -> None:
+    """A frontend gets all of them in their order; a model without named ones has `serving_default`."""
     signature = Puppet().runtime.signature
     assert Signature.from_json(signature.to_json()) == signature
     assert [one.name for one in signature.named] == ["twice", "less"]

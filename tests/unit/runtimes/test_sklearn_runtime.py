@@ -1,4 +1,4 @@
-"""Models of scikit-learn: what is loaded from a file, what it takes and gives, and what is refused."""
+"""Models of scikit-learn: files, methods, rows, and refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stoker.wire.packed import pack, unpack
 
 CENTRED = '''
 class Centred:
-    """Its answers depend on the rows beside them."""
+    """Its answers depend on the other rows of the batch."""
 
     n_features_in_ = 2
 
@@ -86,7 +86,7 @@ class Mixture:
 
 
 class Shrinking:
-    """It leaves out rows that it does not like."""
+    """It leaves out rows of large numbers."""
 
     n_features_in_ = 2
 
@@ -100,8 +100,8 @@ class Nothing:
 
 
 @pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What loading adds to the places of imports, and what it finds there, is gone afterwards."""
+def restore_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove the folders that loading adds to the import path, and the module that it imports from there."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     sys.modules.pop("homes_of_tests", None)
@@ -112,8 +112,8 @@ def load(path: Path, **settings: Any) -> Runtime:
     return load_sklearn(deployment, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
 
 
-def made(folder: Path, name: str) -> Path:
-    """An instance of a class in a module beside the file."""
+def save_instance(folder: Path, name: str) -> Path:
+    """Save an instance of a class in a module beside the file."""
     (folder / "homes_of_tests.py").write_text(CENTRED)
     file = folder / "model.pkl"
     file.write_bytes(b"\x80\x02chomes_of_tests\n%b\n)\x81." % name.encode())
@@ -121,7 +121,7 @@ def made(folder: Path, name: str) -> Path:
 
 
 def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
-    """The width is the estimator's; one method is served without packing, and every instance answers alike."""
+    """The width is the estimator's. One method is served without packing, and each instance answers alike."""
     runtime = load(save(regression(), tmp_path / "model.pkl"))
     assert isinstance(runtime, SklearnRuntime)
     assert isinstance(runtime, ForkingRuntime)
@@ -134,8 +134,8 @@ def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
         assert np.allclose(np.asarray(given), [261, 100])
 
 
-def test_a_server_loads_and_warms_it(tmp_path: Path) -> None:
-    """By its framework, with the sample beside it, in batches of several requests."""
+def test_device_process_loads_an_estimator_with_its_sample(tmp_path: Path) -> None:
+    """The framework `sklearn` selects the runtime; the sample beside the file is read, and requests are batched."""
     save(regression(), tmp_path / "model.pkl")
     (tmp_path / "sample_input.json").write_text('{"data": [[1, 2], [3, 4]], "method": "predict"}')
     deployment = Deployment("homes", 1, "sklearn", tmp_path / "model.pkl", tmp_path, 8, 1000)
@@ -146,7 +146,7 @@ def test_a_server_loads_and_warms_it(tmp_path: Path) -> None:
 
 
 def test_a_classifier_has_both_methods(tmp_path: Path) -> None:
-    """Each is a signature with what it gives; protocols of tensors mean `predict`, Azure's the scores."""
+    """Each method is a signature. Protocols of tensors use `predict` by default, Azure's uses the scores."""
     file = tmp_path / "model.joblib"
     joblib.dump(classifier(columns=True), file)
     signature = load(file).signature
@@ -163,7 +163,7 @@ def test_a_classifier_has_both_methods(tmp_path: Path) -> None:
 
 
 def test_requests_of_several_methods_share_a_batch(tmp_path: Path) -> None:
-    """Each row is answered by the method that it names, the first where it names none."""
+    """The method that a row names answers it, or the first one if it names none."""
     runtime = load(save(classifier(), tmp_path / "model.pkl"))
     small, large = ({"data": np.array([[rooms, 1.0]])} for rooms in (1.0, 4.0))
     (answers,) = runtime.run([[pack(small), pack(large, "predict_proba"), pack(large, "predict")]])
@@ -182,14 +182,14 @@ def test_requests_of_several_methods_share_a_batch(tmp_path: Path) -> None:
     ],
 )
 def test_methods_are_chosen(tmp_path: Path, wanted: tuple[str, ...], served: list[str], meant: str) -> None:
-    """Those that the setting names, the first of them where a request names none."""
+    """The setting names the methods; the first one answers requests that name none."""
     signature = load(save(classifier(), tmp_path / "model.pkl"), signatures=wanted).signature
     assert [named.name for named in signature.signatures] == served
     assert signature.method == meant
 
 
 def test_a_scaler_is_served_by_its_transform(tmp_path: Path) -> None:
-    """What has no `predict` has another method; what writes into its rows does not get the batch itself."""
+    """An estimator without `predict` has another method; one that writes into its rows gets a copy."""
     scaler = StandardScaler(copy=False).fit([[0.0], [2.0]])
     runtime = load(save(scaler, tmp_path / "model.pkl"))
     batch = np.array([[1.0], [3.0]])
@@ -208,36 +208,38 @@ def test_texts_are_taken(tmp_path: Path) -> None:
     assert unpack(bytes(answers[0]))["predict"].tolist() == [1, 0]
 
 
-def test_rows_that_see_each_other_share_no_batch(tmp_path: Path) -> None:
-    """They are tried as those of other models are; a class in a module beside the file is found."""
-    isolation = load(made(tmp_path, "Centred")).signature.isolation
+def test_rows_that_affect_each_other_share_no_batch(tmp_path: Path) -> None:
+    """The load tries the rows of an estimator; a class in a module beside the file is found."""
+    isolation = load(save_instance(tmp_path, "Centred")).signature.isolation
     assert isolation is not None
     assert (isolation.batched, isolation.how) == (False, "tested")
 
 
-def test_jobs_are_no_more_than_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forest that was fitted with all cores takes those that the model has."""
+def test_jobs_of_a_forest_are_the_threads_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forest that was fitted on all cores uses as many jobs as the model has threads."""
     forest = RandomForestClassifier(2, n_jobs=-1).fit([[0.0], [1.0]], [0, 1])
     runtime = load(save(make_pipeline(forest), tmp_path / "model.pkl"), signatures=("predict",))
     predict, jobs = RandomForestClassifier.predict, []
 
-    def watched(self: RandomForestClassifier, rows: Any) -> Any:
+    def predict_and_count(self: RandomForestClassifier, rows: Any) -> Any:
         jobs.append(self.n_jobs)
         return predict(self, rows)
 
-    monkeypatch.setattr(RandomForestClassifier, "predict", watched)
+    monkeypatch.setattr(RandomForestClassifier, "predict", predict_and_count)
     runtime.run([np.zeros((2, 1))])
     assert jobs == [os.cpu_count()]
 
 
-def test_numbers_that_it_refuses_are_the_callers_fault(tmp_path: Path) -> None:
+def test_refused_numbers_are_invalid_input(tmp_path: Path) -> None:
     """NaN is refused in scikit-learn's words."""
     runtime = load(save(regression(), tmp_path / "model.pkl"))
     with pytest.raises(InvalidInput, match=r"The model cannot take these tensors: Input X contains NaN"):
         runtime.run([np.array([[np.nan, 1]])])
 
 
-def test_another_version_is_told_once(
+def test_another_version_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line names both versions and what to do, however many estimators the file holds."""
@@ -266,13 +268,13 @@ def test_another_version_is_told_once(
     ],
 )
 def test_file_without_an_estimator_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    """The message says what the file holds, and what is missing."""
+    """The message names the type of the object and the missing method."""
     with pytest.raises(LoadFailed, match=message):
-        load(made(tmp_path, name))
+        load(save_instance(tmp_path, name))
 
 
-def requests(runtime: Runtime, parts: list[np.ndarray], method: str) -> list[np.ndarray]:
-    """Answers to requests of several callers in one batch."""
+def answers_of_batch(runtime: Runtime, parts: list[np.ndarray], method: str) -> list[np.ndarray]:
+    """Return the answers to requests of several callers in one batch."""
     (answers,) = runtime.run([[pack({"data": part}, method) for part in parts]])
     return [unpack(bytes(answer))[method] for answer in answers]
 
@@ -282,16 +284,16 @@ def requests(runtime: Runtime, parts: list[np.ndarray], method: str) -> list[np.
 def test_scores_of_several_outputs_have_an_entry_for_each_row(
     tmp_path: Path, kind: Any, outputs: int
 ) -> None:
-    """As many outputs as rows are no rows: each caller gets the scores of their rows, by output and class."""
+    """Each caller gets the scores of their rows by output and class, also if there are as many outputs as rows."""
     rows = np.random.default_rng(0).normal(size=(40, 5))
     estimator = kind(LogisticRegression()) if kind is MultiOutputClassifier else kind(3, random_state=0)
     estimator.fit(rows, np.where(rows[:, :outputs] > 0, "yes", "no"))
     runtime = load(save(estimator, tmp_path / "model.pkl"))
     parts = np.split(rows[:11], [1, 3, 6])
-    found = requests(runtime, parts, "predict_proba")
+    found = answers_of_batch(runtime, parts, "predict_proba")
     for part, answer in zip(parts, found, strict=True):
         assert np.allclose(answer, np.stack(estimator.predict_proba(part), axis=1))
-    labels = requests(runtime, parts, "predict")
+    labels = answers_of_batch(runtime, parts, "predict")
     assert [label.tolist() for label in labels] == [
         np.char.encode(estimator.predict(part).astype(str)).tolist() for part in parts
     ]
@@ -300,7 +302,7 @@ def test_scores_of_several_outputs_have_an_entry_for_each_row(
 def test_scores_of_outputs_with_other_numbers_of_classes_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The labels are served and the log says why the scores are not; who asks for these alone is refused."""
+    """The labels are served and the log says why the scores are not. A model of the scores alone is refused."""
     rows = np.random.default_rng(0).normal(size=(40, 3))
     classes = np.stack([rows[:, 0] > 0, np.digitize(rows[:, 1], [-0.5, 0.5])], axis=1)
     file = save(MultiOutputClassifier(LogisticRegression()).fit(rows, classes), tmp_path / "model.pkl")
@@ -314,15 +316,17 @@ def test_scores_of_outputs_with_other_numbers_of_classes_are_left_out(
 
 
 def test_numbers_in_objects_are_numbers(tmp_path: Path) -> None:
-    """The dtype of their array says nothing of them; numbers of another kind are not rounded."""
-    assert str(load(made(tmp_path, "Numbers")).signature) == "data float64[n,2] -> predict float64[n]"
+    """The values decide the dtype, not their array; numbers of another kind are not rounded."""
+    assert (
+        str(load(save_instance(tmp_path, "Numbers")).signature) == "data float64[n,2] -> predict float64[n]"
+    )
     with pytest.raises(LoadFailed, match="it gives float64, and gave int64 when it was loaded"):
-        load(made(tmp_path, "Rounded"))
+        load(save_instance(tmp_path, "Rounded"))
 
 
-def test_rows_that_are_left_out_fail_their_request(tmp_path: Path) -> None:
-    """An answer that has not an entry for each row is nobody's."""
-    runtime = load(made(tmp_path, "Shrinking"), batching="none")
+def test_answer_without_an_entry_for_each_row_fails(tmp_path: Path) -> None:
+    """The other request of the batch is answered."""
+    runtime = load(save_instance(tmp_path, "Shrinking"), batching="none")
     (answers,) = runtime.run(
         [[pack({"data": np.array([[1.0, 2], [200, 3]])}), pack({"data": np.ones((1, 2))})]]
     )
@@ -331,8 +335,8 @@ def test_rows_that_are_left_out_fail_their_request(tmp_path: Path) -> None:
     assert unpack(bytes(answers[1]))["predict"].tolist() == [[1, 1]]
 
 
-def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """With those that are."""
+def test_missing_method_is_refused(tmp_path: Path) -> None:
+    """The message lists the methods of the estimator."""
     with pytest.raises(LoadFailed, match="no signature 'predict_proba', it has: predict"):
         load(save(regression(), tmp_path / "model.pkl"), signatures=("predict_proba",))
 
@@ -340,18 +344,17 @@ def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_code_in_a_pickle_is_logged_before_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line names the file before its code runs."""
     file = tmp_path / "model.pkl"
-    # Calls a function of this process with a text, as a pickle may call any.
+    # The pickle calls logging.warning("the pickle runs").
     file.write_bytes(b"clogging\nwarning\n(Vthe pickle runs\ntR.")
     with caplog.at_level(logging.INFO), pytest.raises(LoadFailed, match=r"holds builtins\.NoneType"):
         load(file)
-    said = [record.getMessage() for record in caplog.records]
-    assert said.index("loading homes runs the code that the pickle model.pkl names") < said.index(
-        "the pickle runs"
-    )
+    lines = [record.getMessage() for record in caplog.records]
+    before = "loading homes runs the code that the pickle model.pkl names"
+    assert lines.index(before) < lines.index("the pickle runs")
 
 
-def test_a_damaged_pickle_is_told_in_a_sentence(tmp_path: Path) -> None:
-    """What is wrong and what to do, and no repr of an exception."""
+def test_damaged_pickle_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """The sentence names fault and remedy, without the repr of an exception."""
     file = save(regression(), tmp_path / "model.pkl")
     content = file.read_bytes()
     for damaged in (content[:100], content[:-1], b"", b"no pickle", b"<html>" + content):
@@ -369,26 +372,26 @@ def test_a_damaged_pickle_is_told_in_a_sentence(tmp_path: Path) -> None:
         ("pandas", "pip install pandas"),
     ],
 )
-def test_packages_that_are_missing_are_named(
+def test_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, message: str
 ) -> None:
-    """Those that the file needs; pandas where it was fitted on a table."""
+    """A pickle needs scikit-learn, and pandas if the estimator was fitted on a table."""
     file = save(regression(columns=True), tmp_path / "model.pkl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find_spec(name))
     with pytest.raises(LoadFailed, match=message):
         load(file)
 
 
-def test_it_computes_on_the_cpu() -> None:
-    """A GPU that is asked for by name is refused with that reason, and so is what accelerates others on one."""
+def test_gpus_and_accelerations_are_refused() -> None:
+    """scikit-learn computes on the CPU."""
     assert probe("sklearn") == "scikit-learn computes on the CPU"
     check_acceleration("homes", "sklearn", Acceleration())
     with pytest.raises(InvalidSettings, match="scikit-learn computes on the CPU"):
         check_acceleration("homes", "sklearn", Acceleration(precision="fp16"))
 
 
-def test_a_table_reaches_the_estimator_as_one(tmp_path: Path) -> None:
-    """With the names that it was fitted on; else it would warn of each batch, which is an error here."""
+def test_estimator_fitted_on_a_table_gets_a_table(tmp_path: Path) -> None:
+    """The table has the names of the columns. Without them scikit-learn would warn, and warnings are errors here."""
     runtime = load(save(regression(columns=True), tmp_path / "model.pkl"))
     (given,) = runtime.run([np.array([[2, 30.5]])])
     assert np.allclose(np.asarray(given), [261])

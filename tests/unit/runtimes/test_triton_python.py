@@ -16,7 +16,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
 from stoker.runtimes.base import ErrorForCaller, RowFailure
 from stoker.runtimes.triton_python import TritonPythonRuntime, load_triton_model
-from stoker.scripts.guards import Watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.wire.packed import FACTS, pack, unpack
 
 CPU = Device("cpu", 0, "cpu")

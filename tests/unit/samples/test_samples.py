@@ -14,7 +14,7 @@ import pytest
 
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.samples import sample_files
 from stoker.samples.sample import Sample, find_sample_feeds
 from stoker.samples.sample_files import describe_sample, read_sample
@@ -86,7 +86,7 @@ def test_each_kind_of_file_gives_the_inputs(tmp_path: Path, name: str, content: 
     ],
 )
 def test_the_only_input_needs_no_name(tmp_path: Path, name: str, content: bytes) -> None:
-    """What a file is follows from its content."""
+    """The file's format is recognised by its content."""
     path = tmp_path / name
     path.write_bytes(content)
     assert read_sample(path, (X,))["x"].tolist() == ROWS

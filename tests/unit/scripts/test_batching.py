@@ -1,4 +1,4 @@
-"""How a script's requests are batched: the choice, its reason, and scripts as users write them, run unchanged."""
+"""The choice of a script's batching and its reason; and scripts of users, unchanged."""
 
 import argparse
 import base64
@@ -21,20 +21,21 @@ import simdjson
 from tests.puppets import BODIES
 from tests.puppets import ROWS as ROWS_OF_TWO
 from tests.tiny_models import write_mlp, write_pictures, write_script
+from tests.unit.scripts.deploying import deployment
 
 from stoker.commands import serve
-from stoker.deployment import Deployment, Device
-from stoker.errors import InvalidSettings, LoadFailed
+from stoker.deployment import Device
+from stoker.errors import InvalidSettings
 from stoker.models.deployments import resolve
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
-from stoker.scripts import environment, handles
-from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
-from stoker.scripts.guards import Watchdog
-from stoker.scripts.handles import GatheredCalls, Interception
+from stoker.scripts.batching import BatchedCalls, choose_batching
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.gathered_calls import MAX_THREADS, GatheredCalls
+from stoker.scripts.interception import Interception
 from stoker.scripts.invocation import ScriptCalls
-from stoker.scripts.self_check import Sample
+from stoker.scripts.script_sample import Sample
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import ModelReport
@@ -48,7 +49,7 @@ ROWS = Sample(b'{"data": [[1.0, 2.0], [3.0, 4.0]]}', "application/json", "rows.j
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What loading a script does to its process is undone."""
+    """Undo the changes that loading a script makes to its process."""
     environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -67,22 +68,10 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("entry_module", None)
 
 
-def deployment(path: Path = Path("score.py"), **settings: Any) -> Deployment:
-    """A script with these settings."""
-    return Deployment(
-        "digits",
-        1,
-        "script",
-        path,
-        path.parent,
-        **{"max_batch_rows": 32, "max_body_bytes": 1 << 22, **settings},
-    )
-
-
 def chosen(
     run: Callable[..., Any], sample: Sample | None = ROWS, raw: bool = False, **settings: Any
 ) -> BatchedCalls:
-    """What is chosen for a `run`."""
+    """The batching that is chosen for a `run`."""
     return choose_batching(ScriptCalls(run, raw=raw), deployment(**settings), sample)
 
 
@@ -92,17 +81,17 @@ def by_rows(raw_data: str) -> Any:
 
 
 def over_all(raw_data: str) -> Any:
-    """A script that looks at all rows."""
+    """A script whose answer depends on all rows."""
     return float(np.mean(json.loads(raw_data)["data"]))
 
 
 def choice(calls: BatchedCalls) -> tuple[str, int, str]:
-    """Way, most requests at once, and reason."""
+    """The way of batching, the most requests at once, and the reason."""
     return calls.form.batching, calls.form.max_requests, calls.form.batching_reason
 
 
 def test_merging_is_tried_first() -> None:
-    """The reason names what it was proved with."""
+    """The reason names the sample that proved it."""
     assert choice(chosen(by_rows)) == (
         "merge",
         32,
@@ -111,7 +100,7 @@ def test_merging_is_tried_first() -> None:
 
 
 def test_without_a_proof_requests_run_one_by_one() -> None:
-    """The reason has both ways and why they are closed."""
+    """The reason says for both ways why they are not used."""
     way, most, reason = choice(chosen(over_all))
     assert (way, most) == ("none", 1)
     assert reason == (
@@ -122,7 +111,7 @@ def test_without_a_proof_requests_run_one_by_one() -> None:
 
 
 def test_without_a_sample_requests_run_one_by_one() -> None:
-    """The reason says what to do about it."""
+    """The reason says how to give a sample."""
     way, most, reason = choice(chosen(by_rows, None))
     assert (way, most) == ("none", 1)
     assert "put sample_input.json beside the script" in reason
@@ -133,7 +122,7 @@ def test_without_a_sample_requests_run_one_by_one() -> None:
     [({"batching": "none"}, "asked for"), ({"max_batch_rows": 1}, "max_batch_rows is 1")],
 )
 def test_batching_can_be_switched_off(settings: dict[str, Any], reason: str) -> None:
-    """The script is not called for a check then."""
+    """Then the script is not called for a check."""
 
     def run(raw_data: str) -> None:
         raise AssertionError("called")
@@ -141,8 +130,8 @@ def test_batching_can_be_switched_off(settings: dict[str, Any], reason: str) -> 
     assert choice(chosen(run, **settings)) == ("none", 1, reason)
 
 
-def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFixture) -> None:
-    """If the sample disproves it, the log warns and says what differed."""
+def test_a_chosen_way_must_be_proved_too(caplog: pytest.LogCaptureFixture) -> None:
+    """If the sample disproves the way, the log has a warning with the difference."""
     assert choice(chosen(by_rows, batching="merge"))[0] == "merge"
     assert not caplog.records
     way, _, reason = choice(chosen(over_all, batching="merge"))
@@ -154,9 +143,9 @@ def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFi
     assert choice(chosen(by_rows, batching="handle"))[0] == "none"
 
 
-@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", handles.MAX_THREADS)])
-def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
-    """It is the operator's word then, and the reason says so."""
+@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", MAX_THREADS)])
+def test_a_way_may_be_chosen_without_a_sample(way: str, most: int) -> None:
+    """The reason says that the operator chose it unchecked."""
     calls = chosen(by_rows, None, batching=way, max_batch_rows=200)
     assert choice(calls)[:2] == (way, most)
     assert calls.form.batching_reason.startswith("asked for, unchecked: there is no sample input")
@@ -168,13 +157,13 @@ def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
 
 
 def test_raw_requests_are_never_merged() -> None:
-    """Not even if it is asked for."""
+    """They are not merged even if the operator chooses it."""
     way, _, reason = choice(chosen(lambda request: 1, None, raw=True, batching="merge"))
     assert (way, reason) == ("none", "not by merge: a @rawhttp script gets each request as it came")
 
 
-def test_the_key_of_the_sample_is_what_frontends_look_for() -> None:
-    """It travels in the form."""
+def test_the_form_has_the_key_of_the_sample() -> None:
+    """Frontends count the rows under this key."""
     calls = chosen(
         lambda raw_data: [sum(row) for row in json.loads(raw_data)["instances"]],
         dataclasses.replace(ROWS, body=ROWS.body.replace(b"data", b"instances")),
@@ -184,38 +173,14 @@ def test_the_key_of_the_sample_is_what_frontends_look_for() -> None:
 
 
 def test_a_refused_way_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries are as they were, and no thread is left."""
+    """The methods of libraries are restored, and no thread is left."""
     removed: list[Interception] = []
     remove = Interception.remove
     monkeypatch.setattr(Interception, "remove", lambda self: (removed.append(self), remove(self)))
     before = threading.active_count()
     chosen(over_all)
-    assert len(removed) == 2, "once after a look at what it calls, once after gathering was refused"
+    assert len(removed) == 2, "once after its calls were recorded, once after gathering was refused"
     assert threading.active_count() == before
-
-
-def test_samples_are_found(tmp_path: Path) -> None:
-    """The setting's, then the model folder's, then the one beside the script, then that of the decorators."""
-    model_dir = tmp_path / "model"
-    model_dir.mkdir()
-    form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[0.5]]}})
-    script = dataclasses.replace(deployment(tmp_path / "score.py"), model_dir=model_dir)
-    assert find_sample(script, ScriptForm()) is None
-    assert find_sample(script, ScriptForm(input_schema={"type": "object", "example": {}})) is None
-    assert find_sample(script, form) == Sample(
-        b'{"data": [[0.5]]}', "application/json", "the decorators' sample"
-    )
-    (tmp_path / "sample_input.json").write_bytes(b"[1]")
-    assert find_sample(script, form) == Sample(b"[1]", "application/json", "sample_input.json")
-    (model_dir / "sample_input.json").write_bytes(b"[2]")
-    assert find_sample(script, form) == Sample(b"[2]", "application/json", "sample_input.json")
-    picture = tmp_path / "shoe.jpg"
-    picture.write_bytes(b"\xff\xd8")
-    named = dataclasses.replace(script, sample_input=picture)
-    assert find_sample(named, form) == Sample(b"\xff\xd8", "image/jpeg", "shoe.jpg")
-    picture.unlink()
-    with pytest.raises(LoadFailed, match=r"the sample input cannot be read: .*shoe"):
-        find_sample(named, form)
 
 
 def load(folder: Path, **settings: Any) -> Runtime:
@@ -232,13 +197,13 @@ def scored(runtime: Runtime, bodies: Sequence[bytes]) -> list[ScriptAnswer]:
 
 
 def user_script(name: str, folder: Path) -> Path:
-    """A script as a user wrote it, in a folder of its own."""
+    """Write a script of a user into its own folder."""
     script = (SCRIPTS / name / "score.py").read_text()
     return write_script(folder, script).parent
 
 
 def check_against_single_answers(folder: Path, bodies: Sequence[bytes], expected: str) -> list[Any]:
-    """Batched in the expected way, a script answers as it does unbatched; returns what callers read."""
+    """Check that a script gives the same answers batched in the expected way as unbatched; return the answers."""
     single = scored(load(folder, batching="none"), bodies)
     runtime = load(folder)
     assert runtime.signature.script is not None
@@ -257,7 +222,7 @@ def check_against_single_answers(folder: Path, bodies: Sequence[bytes], expected
 
 
 def flattened(value: Any) -> dict[str, Any]:
-    """Leaves of a JSON value by their place; texts that hold JSON are read."""
+    """Return the leaves of a JSON value by their place; texts of JSON are parsed."""
     if isinstance(value, str) and value[:1] in "[{":
         value = json.loads(value)
     if isinstance(value, dict | list):
@@ -300,7 +265,7 @@ def test_pictures_are_decoded_by_the_script_and_scored_together(tmp_path: Path) 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
 def test_table_rows_are_merged(tmp_path: Path) -> None:
-    """With pandas and scikit-learn, records of all callers become one table; a bad one spoils only its own."""
+    """With pandas and scikit-learn, records of all callers become one table; a bad record fails alone."""
     folder = user_script("churn", tmp_path)
     write_churn_model(folder / "churn.pkl")
     records = [
@@ -352,7 +317,7 @@ def write_churn_model(path: Path) -> None:
 
 
 def test_a_result_written_as_json_is_divided(tmp_path: Path) -> None:
-    """Labels and probabilities of rows, and what belongs to all: each caller gets the text that it had alone."""
+    """Each caller gets the text that it would get alone, with its labels and probabilities."""
     folder = user_script("digits", tmp_path)
     write_mlp(folder / "model.onnx")
     images = np.random.default_rng(2).random((12, 784)).round(3)
@@ -375,7 +340,7 @@ def test_a_result_written_as_json_is_divided(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_only_for_merging() -> None:
-    """The count is part of the request that goes to the device."""
+    """The request to the device has the count, which is 0 for a script that is not merged."""
 
     def rows(form: ScriptForm, body: bytes) -> int:
         return ScriptRequest.unpack(script_row(simdjson.Parser(), form, b"id", body, None)).rows
@@ -389,65 +354,8 @@ def test_rows_are_counted_only_for_merging() -> None:
     assert rows(ScriptForm(batching="handle"), b'{"data": [[1]]}') == 0
 
 
-@pytest.fixture
-def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """`json.loads` as scripts have it; returns what was read the quick way."""
-    quick: list[Any] = []
-    loads = environment.orjson.loads
-    monkeypatch.setattr(environment.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
-    monkeypatch.setattr(json, "loads", json.loads)
-    environment.quicken_json_loads()
-    return quick
-
-
-def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
-    """As text or as bytes; only while they are known, and only on that thread."""
-    body = '{"data": [[1, 2.5, "é"]]}'.encode()
-    assert json.loads(body) == {"data": [[1, 2.5, "é"]]}
-    elsewhere: list[Any] = []
-    with environment.known_json(body):
-        assert json.loads(body) == json.loads(body.decode()) == {"data": [[1, 2.5, "é"]]}
-        assert json.loads('{"data": [[1, 2.5, "e"]]}') == {"data": [[1, 2.5, "e"]]}
-        assert json.loads(body, parse_float=str) == {"data": [[1, "2.5", "é"]]}
-        thread = threading.Thread(target=lambda: elsewhere.append(json.loads(body)))
-        thread.start()
-        thread.join()
-        with pytest.raises(TypeError):
-            json.loads(np.zeros(3))
-    assert json.loads(body) == elsewhere[0]
-    assert quickened == [body, body.decode()]
-    environment.quicken_json_loads()
-    assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
-
-
-def test_body_that_the_fast_reader_refuses_is_read_by_json(
-    quickened: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The standard reader reads a body that is nested too deeply for the fast one."""
-
-    def refuse(text: Any) -> None:
-        quickened.append(text)
-        raise environment.orjson.JSONDecodeError("Recursion limit reached", "", 0)
-
-    monkeypatch.setattr(environment.orjson, "loads", refuse)
-    with environment.known_json(b"[[1]]"):
-        assert json.loads(b"[[1]]") == [[1]]
-    assert quickened == [b"[[1]]"]
-
-
-def test_scripts_read_merged_and_lone_bodies_faster(quickened: list[Any]) -> None:
-    """Those that frontends have read; not those that they could not."""
-    answers = chosen(by_rows).answers
-    quickened.clear()
-    good, other = b'{"data": [[1, 2]]}', b'{"data": [[1, NaN]]}'
-    answers([ScriptRequest(b"id", good, 1)] * 2)
-    answers([ScriptRequest(b"id", good, 1)])
-    answers([ScriptRequest(b"id", other, 0)])
-    assert quickened == ['{"data": [[1, 2], [1, 2]]}', good.decode()]
-
-
-def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
-    """In the deployment file, with paths relative to it."""
+def test_the_deployment_file_sets_the_batching_of_a_model(tmp_path: Path) -> None:
+    """Paths are relative to the deployment file."""
     (tmp_path / "score.py").write_text("")
     (tmp_path / "sample.json").write_text("")
     file = tmp_path / "deployment.yaml"
@@ -469,7 +377,7 @@ def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_stop_the_start(tmp_path: Path, model: str, complaint: str) -> None:
-    """The message names the setting and what it may be."""
+    """The message names the setting and its values."""
     (tmp_path / "score.py").write_text("")
     file = tmp_path / "deployment.yaml"
     file.write_text(f"models: [{{path: score.py, {model}}}]")
@@ -477,8 +385,8 @@ def test_bad_settings_stop_the_start(tmp_path: Path, model: str, complaint: str)
         resolve(load_settings({}, {}, file, ()), Workspace(tmp_path / ".stoker"), leases)
 
 
-def test_the_command_line_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options describe PATH, and without it they are refused."""
+def test_the_command_line_sets_the_batching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options describe PATH, and are refused without it."""
     monkeypatch.setattr(os, "environ", {})
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
@@ -494,8 +402,8 @@ def test_the_command_line_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
         models(*options)
 
 
-def test_the_summary_at_the_start_says_how() -> None:
-    """One line for each script that takes whole requests."""
+def test_the_summary_at_the_start_has_the_batching() -> None:
+    """Each script that takes whole requests has one line."""
 
     def lines(signature: Signature) -> list[str]:
         return batching_lines(ModelReport(deployment(), signature, ["cpu"], 0.5, 0.25, 1))

@@ -1,4 +1,4 @@
-"""Calls to TensorFlow and Keras models, gathered; in a process of its own, because TensorFlow stays in memory."""
+"""Calls to TensorFlow and Keras models are gathered. TensorFlow stays in memory, so they run in another process."""
 
 import importlib.util
 import json
@@ -23,9 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.scripts.invocation import ScriptCalls
-from stoker.scripts.handles import GatheredCalls
-from stoker.scripts.batching import check_gathering
-from stoker.scripts.self_check import Disproved, Sample
+from stoker.scripts.gathered_calls import GatheredCalls
+from stoker.scripts.gathering_check import check_gathering
+from stoker.scripts.self_check import Disproved
+from stoker.scripts.script_sample import Sample
 from stoker.wire.script_requests import ScriptRequest
 
 FOUND = {}
@@ -101,7 +102,7 @@ def in_default_session(rows):
     return y.eval({x: rows}).tolist()
 
 
-# What `init` of a script leaves on its thread.
+# `init` of a script leaves such a session on its thread.
 with graph.as_default(), v1.Session().as_default() as session:
     x = v1.placeholder(tf.float32, (None, 4), name="x")
     keep = v1.placeholder_with_default(1.0, (), name="keep")
@@ -116,7 +117,7 @@ print(json.dumps(FOUND))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Per script what is gathered, the largest company, and whether the answers were right; or why nothing is."""
+    """For each script the gathered methods, the largest batch, and whether answers were right; or the reason."""
     command = [sys.executable, "-c", _PRELUDE + _EAGER + _GRAPH, str(tmp_path_factory.mktemp("saved"))]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -139,7 +140,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     ],
 )
 def test_calls_are_gathered(found: dict[str, object], script: str, method: str) -> None:
-    """However a script calls Keras, a SavedModel or a session; all six requests have come together."""
+    """All ways to call Keras, a SavedModel or a session are gathered; all six requests come together."""
     assert found[script] == [[method], 6, True]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from stoker.scripts import guards
-from stoker.scripts.guards import SharedLoop
+from stoker.scripts import coroutines
+from stoker.scripts.coroutines import SharedLoop
 
 MARK: ContextVar[str] = ContextVar("mark")
 
@@ -29,11 +29,11 @@ def loop() -> Iterator[SharedLoop]:
 def test_awaited_result_or_error_comes_back_to_the_caller(loop: SharedLoop) -> None:
     """A coroutine runs on another thread in the caller's context; its errors are raised as they are."""
 
-    async def told() -> tuple[str, int]:
+    async def read_context() -> tuple[str, int]:
         return MARK.get(), threading.get_ident()
 
     MARK.set("mine")
-    mark, thread = loop.finish(told())
+    mark, thread = loop.finish(read_context())
     assert (mark, thread == threading.get_ident()) == ("mine", False)
 
     async def fails() -> None:
@@ -58,9 +58,9 @@ def test_interrupted_caller_cancels_its_coroutine(loop: SharedLoop, monkeypatch:
         assert begun.wait(PATIENCE_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guards, "wait", interrupted)
+    monkeypatch.setattr(coroutines, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.finish(lasts())
     assert cancelled.wait(PATIENCE_S)
-    monkeypatch.setattr(guards, "wait", wait)
+    monkeypatch.setattr(coroutines, "wait", wait)
     assert loop.finish(asyncio.sleep(0, "on")) == "on"

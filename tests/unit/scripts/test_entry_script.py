@@ -1,4 +1,4 @@
-"""The entry-script contract: how a script is executed, what it must have, and what is said where it has not."""
+"""The entry-script contract: scripts are executed, and refused with a reason if they break it."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ import pytest
 import stoker
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import finish
 from stoker_azure import aml_request
 
 Load = Callable[..., EntryScript]
@@ -30,7 +30,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def load(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Execute and initialise a script with this text; what that does to the process is undone afterwards."""
+    """Execute and initialise a script with this text; undo its changes of the process afterwards."""
     monkeypatch.setattr(aml_request, "_rawHttpRequested", False)
     script = tmp_path / "scripts" / "score.py"
     script.parent.mkdir()
@@ -69,8 +69,8 @@ def run(raw_data):
     assert not script.raw
 
 
-def test_a_script_that_has_changed_within_a_second_is_executed_anew(load: Load, tmp_path: Path) -> None:
-    """What Python would take for compiled already, by its size and its time; and nothing is left beside it."""
+def test_a_script_that_changes_within_a_second_is_executed_anew(load: Load, tmp_path: Path) -> None:
+    """Its size and its time are those of the compiled script; no compiled code is left beside it."""
     text = "def init(): ...\ndef run(data): return {}\n"
     script = tmp_path / "scripts" / "score.py"
     assert load(text.format(1)).run("") == 1
@@ -107,7 +107,7 @@ def test_a_driver_module_has_the_run(load: Load, tmp_path: Path) -> None:
 
 
 def test_a_driver_module_without_run_is_refused(load: Load) -> None:
-    """The outer `run` does not stand in for it."""
+    """The script's own `run` does not replace it."""
     text = "import json as driver_module\ndef init(): ...\ndef run(data): ...\n"
     assert "does not have a run() function defined." in refusal(load, text)
 
@@ -116,7 +116,7 @@ def test_a_driver_module_without_run_is_refused(load: Load) -> None:
     "module", ["azureml.contrib.services.aml_request", "azureml_inference_server_http.api.aml_request"]
 )
 def test_rawhttp_in_a_helper_switches_the_script(load: Load, tmp_path: Path, module: str) -> None:
-    """Trap D.2: the flag is the process's, whatever was decorated, in whatever module."""
+    """The flag belongs to the process: any decorated function in any module sets it."""
     helper = tmp_path / "scripts" / "helper_with_rawhttp.py"
     helper.write_text(f"from {module} import rawhttp\n@rawhttp\ndef anything(): ...\n")
     try:
@@ -136,7 +136,7 @@ def test_a_script_may_import_its_neighbours(load: Load, tmp_path: Path) -> None:
 
 
 def test_classes_of_a_script_can_be_found_by_name(load: Load) -> None:
-    """Pickle and dataclasses look their module up under the name that it has on Azure."""
+    """Pickle and dataclasses find the module of a class by the name that it has on Azure."""
     script = load(
         """
 from __future__ import annotations
@@ -162,12 +162,12 @@ def run(data):
     ],
 )
 def test_a_script_that_breaks_the_contract_is_refused(load: Load, text: str, complaint: str) -> None:
-    """The message says what is missing or too much."""
+    """The message names the missing function."""
     assert complaint in refusal(load, text)
 
 
 def test_methods_and_callables_are_fine(load: Load) -> None:
-    """`init` and `run` may be anything that can be called."""
+    """`init` and `run` may be any callable objects."""
     text = """
 class Model:
     def load(self): self.ready = True
@@ -202,7 +202,7 @@ init, run = model.load, model
 def test_a_script_that_fails_to_load_shows_the_model_folder(
     load: Load, model_dir: Path, text: str, failure: str, reason: str
 ) -> None:
-    """Most failures of `init` are a path that is not there: the traceback and the folder's files say which."""
+    """Most failures of `init` are a wrong path: the traceback and the folder's files show it."""
     message = refusal(load, text)
     assert failure in message.splitlines()[0]
     assert reason in message
@@ -210,18 +210,18 @@ def test_a_script_that_fails_to_load_shows_the_model_folder(
 
 
 def test_a_traceback_begins_in_the_script(load: Load, tmp_path: Path) -> None:
-    """How the server came to call it is nothing that its author can mend; a syntax error has no frame at all."""
+    """Frames of the server are of no use to the author; a syntax error has no frame."""
     begins = (
         f'Traceback (most recent call last):\n  File "{tmp_path / "scripts" / "score.py"}", line 2, in init\n'
     )
     assert begins in refusal(load, "def init():\n    1 / 0\ndef run(data): ...")
-    said = refusal(load, "def init(): ...\ndef run(data)\n    return data").splitlines()
-    assert said[1].endswith('score.py", line 2')
-    assert said[2:5] == ["    def run(data)", "                 ^", "SyntaxError: expected ':'"]
+    lines = refusal(load, "def init(): ...\ndef run(data)\n    return data").splitlines()
+    assert lines[1].endswith('score.py", line 2')
+    assert lines[2:5] == ["    def run(data)", "                 ^", "SyntaxError: expected ':'"]
 
 
-def test_an_empty_and_a_missing_model_folder_are_said(load: Load, tmp_path: Path) -> None:
-    """A listing of nothing is told apart from no folder at all."""
+def test_an_empty_and_a_missing_model_folder_have_different_messages(load: Load, tmp_path: Path) -> None:
+    """The message says that the folder is empty, or that it does not exist."""
     (tmp_path / "empty").mkdir()
     assert refusal(load, "1 / 0", folder=tmp_path / "empty").endswith("holds: nothing")
     assert refusal(load, "1 / 0", folder=tmp_path / "none").endswith(f"{tmp_path / 'none'} does not exist.")
@@ -237,7 +237,7 @@ def test_a_long_listing_is_cut(load: Load, tmp_path: Path) -> None:
 
 
 def test_a_listing_has_no_hidden_files(load: Load, tmp_path: Path) -> None:
-    """The model's folder is the script's where none is given: workspaces, keys and caches lie in it."""
+    """Without a setting the model's folder is the script's, which may contain workspaces, keys and caches."""
     for name in (".stoker/keys/a.keys", "__pycache__/score.pyc", "model/.DS_Store", "model/digits.onnx"):
         (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "folder" / name).touch()
@@ -252,7 +252,7 @@ def test_file_that_is_no_script_is_refused(load: Load, tmp_path: Path, name: str
     assert "is not a Python file" in refusal(load, "", path=tmp_path / name)
 
 
-def test_a_batched_run_says_what_it_takes(load: Load) -> None:
+def test_a_batched_run_declares_its_input(load: Load) -> None:
     """The decorator marks the function and leaves it callable."""
     script = load(
         """
@@ -276,10 +276,10 @@ def test_a_batched_shape_must_be_known(shape: tuple[Any, ...]) -> None:
 def test_an_undecorated_run_is_not_batched() -> None:
     """No attribute of a callable is mistaken for the mark."""
 
-    class Anything:
+    class AnyAttribute:
         def __getattr__(self, name: str) -> str:
             return name
 
     assert batched_input(lambda data: data) is None
-    assert batched_input(Anything()) is None
+    assert batched_input(AnyAttribute()) is None
     assert batched_input(stoker.batched(shape=())(lambda data: data)) == BatchedInput((), "float32")

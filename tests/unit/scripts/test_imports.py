@@ -1,4 +1,4 @@
-"""What an entry script imports, read without running it."""
+"""Imports of an entry script, read without running it."""
 
 import sys
 from pathlib import Path
@@ -43,20 +43,20 @@ def test_import_with_a_fallback_is_not_needed(tmp_path: Path, caught: str) -> No
 
 
 def test_another_exception_does_not_excuse_a_missing_package(tmp_path: Path) -> None:
-    """An import in a `try` that catches something else is needed."""
+    """An import in a `try` that catches another exception is needed."""
     assert imports_of(tmp_path, {"score.py": "try:\n import a\nexcept OSError:\n pass\n"}) == {
         "a": ("score.py:2", True)
     }
 
 
-def test_types_alone_are_not_imported(tmp_path: Path) -> None:
-    """What only a type checker imports is not listed; what stands below `else` is."""
+def test_imports_for_type_checkers_are_not_listed(tmp_path: Path) -> None:
+    """Imports below `if TYPE_CHECKING` are not listed; those below its `else` are."""
     script = "if TYPE_CHECKING:\n import a\nelse:\n import b\nif typing.TYPE_CHECKING:\n import c\n"
     assert list(imports_of(tmp_path, {"score.py": script})) == ["b"]
 
 
 def test_a_need_outweighs_an_earlier_import_that_is_caught(tmp_path: Path) -> None:
-    """The place is that of the import which fails."""
+    """The place is that of the import that would fail."""
     script = "try:\n import a\nexcept ImportError:\n pass\nimport a\n"
     assert imports_of(tmp_path, {"score.py": script}) == {"a": ("score.py:5", True)}
 
@@ -79,15 +79,15 @@ def test_modules_beside_the_script_are_followed(tmp_path: Path) -> None:
     }
 
 
-def test_a_script_that_is_no_python_is_told(tmp_path: Path) -> None:
-    """Its fault is the reader's to report."""
+def test_a_script_that_is_no_python_raises_a_syntax_error(tmp_path: Path) -> None:
+    """The caller of `read_imports` reports the error."""
     (tmp_path / "score.py").write_text("def run(:\n")
     with pytest.raises(SyntaxError):
         read_imports(tmp_path / "score.py", [tmp_path])
 
 
-def test_an_interpreter_says_what_it_lacks(tmp_path: Path) -> None:
-    """What the server provides and what is installed is not missing."""
+def test_packages_that_the_interpreter_lacks_are_missing(tmp_path: Path) -> None:
+    """Packages of the server and installed packages are not missing."""
     (tmp_path / "score.py").write_text("import json, numpy, azureml.core, no_such_package\n")
     imports = read_imports(tmp_path / "score.py", [tmp_path])
     missing = find_missing(imports, Path(sys.executable), ["azureml"])

@@ -1,11 +1,12 @@
-"""What callers are told of bodies that are not JSON."""
+"""Faults of bodies that are not JSON."""
 
 import json
 
 import numpy as np
 import pytest
 
-from stoker.scripts.invocation import ScriptCalls, json_fault
+from stoker.scripts.invocation import ScriptCalls
+from stoker.scripts.json_faults import json_fault
 from stoker.wire.script_requests import ScriptRequest
 
 
@@ -15,7 +16,7 @@ def as_the_client(row: np.ndarray) -> bytes:
         return b'{"data": [%b]}' % str(list(row)).encode()
 
 
-def test_a_script_is_given_the_numbers_of_the_client() -> None:
+def test_a_script_gets_plain_numbers_for_scalars_of_numpy() -> None:
     """A script that cannot read numpy's scalars as JSON is called again with their numbers; strings stay."""
     bodies = []
 
@@ -36,7 +37,7 @@ def test_a_script_is_given_the_numbers_of_the_client() -> None:
     "body", [b'{"data": [np.float64(nan)]}', b'{"data": [np.float64(1.0)', b"[None, np.int8(1)]"]
 )
 def test_a_script_is_not_called_again_for_other_bodies(body: bytes) -> None:
-    """What stays no JSON is refused as it was sent, and what the script itself cannot parse is its own fault."""
+    """A body that stays no JSON is refused; a text of the script's own that is no JSON is a failure of the script."""
 
     def loads(raw_data: str) -> object:
         return json.loads(raw_data)
@@ -48,7 +49,7 @@ def test_a_script_is_not_called_again_for_other_bodies(body: bytes) -> None:
 
 
 def test_the_repr_of_numpy_values_is_recognised() -> None:
-    """Where a script fails otherwise, the body is explained."""
+    """If the script still fails, the answer explains the body."""
     body = as_the_client(np.array([0.0, 0.5]))
     with np.printoptions(legacy="1.25"):
         assert json_fault('{"data": [' + str(list(np.array([0.0, 0.5]))) + "]}") is None
@@ -75,8 +76,8 @@ def test_the_repr_of_numpy_values_is_recognised() -> None:
         ("f(1)", ""),
     ],
 )
-def test_values_of_numpy_are_told_from_other_words(value: str, shown: str) -> None:
-    """Other words that are not JSON get the place alone."""
+def test_only_values_of_numpy_get_a_hint(value: str, shown: str) -> None:
+    """The fault of other words has only their place."""
     fault = json_fault(f'{{"data": [[0, {value}]]}}')
     assert fault is not None
     place, _, hint = fault.partition("; ")

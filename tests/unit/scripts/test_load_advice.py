@@ -1,4 +1,4 @@
-"""What is said when a script cannot load its model for a reason that many have."""
+"""Advice for common reasons why a script cannot load its model."""
 
 import pickle
 from pathlib import Path
@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker.scripts.entry_script import EntryScript, load_advice
-from stoker.scripts.guards import finish
+from stoker.scripts.coroutines import finish
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.load_advice import load_advice
 
 
 def raised_by(content: bytes) -> Exception:
-    """What unpickling raises."""
+    """Return the error of unpickling."""
     with pytest.raises((ImportError, AttributeError)) as raised:
         pickle.loads(content)
     return raised.value
@@ -56,10 +57,10 @@ TREES = ValueError("node array from the pickle has an incompatible dtype:\n- exp
 )
 def test_common_load_error_has_an_advice(error: Exception, advice: str) -> None:
     """The advice is one line that says what to do."""
-    said = load_advice(error)
-    assert advice in said
-    assert said.startswith("Advice: ")
-    assert said.count("\n") == 1
+    text = load_advice(error)
+    assert advice in text
+    assert text.startswith("Advice: ")
+    assert text.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -71,30 +72,30 @@ def test_common_load_error_has_an_advice(error: Exception, advice: str) -> None:
     ],
     ids=repr,
 )
-def test_other_failures_have_none(error: Exception) -> None:
-    """A mistake of the script is told by its traceback."""
+def test_other_failures_have_no_advice(error: Exception) -> None:
+    """The traceback is enough for mistakes of the script."""
     assert load_advice(error) == ""
 
 
 @pytest.mark.parametrize("name", ["azureml", "inference_schema", "azureml_inference_server_http"])
 def test_modules_of_azure_come_with_a_distribution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Where it is not installed the line says how it is, and not to change the script."""
+    """Without the distribution, the advice is to install it, not to change the script."""
     error = ModuleNotFoundError(f"No module named '{name}'", name=name)
-    monkeypatch.setattr("stoker.scripts.entry_script.find_extension", lambda _: None)
-    said = load_advice(error)
-    assert said.startswith(f"Advice: {name} is provided by a distribution of Stoker; install ")
-    assert said.count("\n") == 1
+    monkeypatch.setattr("stoker.scripts.load_advice.find_extension", lambda _: None)
+    text = load_advice(error)
+    assert text.startswith(f"Advice: {name} is provided by a distribution of Stoker; install ")
+    assert text.count("\n") == 1
 
 
 def test_the_reason_may_lie_deeper() -> None:
-    """Scripts that raise something of their own are looked through."""
+    """Causes and contexts of an exception of the script count."""
     error = RuntimeError("no model")
     error.__context__ = TREES
     assert "scikit-learn" in load_advice(error)
 
 
-def test_a_script_that_cannot_load_says_it(tmp_path: Path) -> None:
-    """The advice stands after the traceback, before what the model folder holds."""
+def test_the_advice_is_part_of_the_load_error(tmp_path: Path) -> None:
+    """The advice stands between the traceback and the files of the model folder."""
     script = tmp_path / "score.py"
     script.write_text(
         "import pickle\ndef init(): pickle.loads(b'csklearn.ensemble._gb_losses\\nX\\n.')\ndef run(data): ...\n"

@@ -1,4 +1,4 @@
-"""What `run` returns, as it is written for the caller."""
+"""Results of `run` are written as JSON."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.scripts.invocation import encode_result, encode_rows
+from stoker.scripts.results import encode_result, encode_rows
 
 
 @pytest.mark.parametrize(
@@ -86,26 +86,26 @@ rows_of_json = st.lists(
 @STEADY
 @given(rows_of_json)
 def test_rows_are_written_one_by_one(rows: list[Any]) -> None:
-    """Each row of a batched answer is a JSON text of its own that says what the row was."""
+    """Each row of a batched answer is a JSON text of its own, which reads back as the row."""
     texts = encode_rows(rows)
     assert len(texts) == len(rows)
     assert [json.loads(text) for text in texts] == rows
 
 
 def test_rows_may_hold_numpy() -> None:
-    """Scalars, arrays in dictionaries, and keys that are no strings."""
+    """Rows may have numpy's scalars, arrays in dictionaries, and keys that are no strings."""
     rows = [{"p": np.array([0.5, 1], np.float32), "k": np.int64(3)}, np.float32(2), {1: [np.bool_(True)]}]
     assert [json.loads(text) for text in encode_rows(rows)] == [{"p": [0.5, 1.0], "k": 3}, 2.0, {"1": [True]}]
 
 
 @pytest.mark.parametrize("row", [math.nan, [1.5, math.inf], {"p": -math.inf}, {"p": np.array([np.nan])}])
-def test_rows_write_what_is_not_finite_as_answers_do(row: Any) -> None:
-    """A batched script that returns a list gives the tokens that one with an array or without batching gives."""
+def test_nan_and_infinities_of_rows_are_written_as_in_answers(row: Any) -> None:
+    """The tokens do not depend on batching, nor on lists or arrays."""
     (text,) = encode_rows([row])
     assert json.loads(text, parse_constant=str) == json.loads(encode_result(row), parse_constant=str)
 
 
 def test_a_row_that_json_cannot_hold_is_refused() -> None:
-    """The batch fails with the type's name."""
+    """The error has the name of the type."""
     with pytest.raises(TypeError, match=r"run\(\) returned set"):
         encode_rows([1, {2}])

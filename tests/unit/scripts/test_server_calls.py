@@ -1,4 +1,4 @@
-"""Calls of a script to the models of its server: bounded, with the right key, and never to a model that waits."""
+"""Calls of a script to the models of its server: bounded, with the right key, and never to a waiting model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.scripts.server_calls import CallFailed, OwnServer, call_model, conne
 
 @pytest.fixture(autouse=True)
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """A socket at the address of the server; nobody answers there."""
+    """A socket at the address of the server, without answers."""
     monkeypatch.setattr(server_calls, "_servers", [])
     with socket.create_server(("127.0.0.1", 0)) as sock:
         connect(OwnServer("127.0.0.1", sock.getsockname()[1], False, lambda model: f"key-of-{model}"))
@@ -24,7 +24,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def call(model: str = "net", version: int | None = None, timeout_us: int = 0) -> dict[str, np.ndarray]:
-    """Ask for all outputs for one number."""
+    """Call a model with one number for all outputs."""
     return call_model(model, version, {"x": np.ones(1)}, (), timeout_us=timeout_us, parameters={})
 
 
@@ -50,8 +50,8 @@ def answer_once(listener: socket.socket, answer: bytes) -> list[bytes]:
     return heads
 
 
-def test_it_names_who_waits(listener: socket.socket) -> None:
-    """With its key; a model that waits already is refused, unless another version is asked for."""
+def test_a_call_names_the_waiting_models(listener: socket.socket) -> None:
+    """It has the key of its model; a waiting model is refused, but another version of it is not."""
     with on_behalf_of(["first:1", "net:1"], 60_000):
         for version in (None, 1):
             with pytest.raises(CallFailed, match="net waits for this call itself"):
@@ -65,8 +65,8 @@ def test_it_names_who_waits(listener: socket.socket) -> None:
     assert b'"stoker_callers":"first:1/net:1"' in heads[0]
 
 
-def test_it_ends_with_the_request_that_it_is_for(listener: socket.socket) -> None:
-    """It is not begun too late, and waits no longer than there is time, or than was said."""
+def test_a_call_ends_with_its_request(listener: socket.socket) -> None:
+    """A call does not begin after the deadline, and waits no longer than that or its timeout."""
     with on_behalf_of([], 0), pytest.raises(CallFailed, match="no time left to call net"):
         call()
     with on_behalf_of([], 20), pytest.raises(CallFailed, match="net cannot be called: timed out"):
@@ -76,12 +76,12 @@ def test_it_ends_with_the_request_that_it_is_for(listener: socket.socket) -> Non
     listener.close()
     with pytest.raises(CallFailed, match=r"net cannot be called: .*refused"):
         call()
-    with pytest.raises(CallFailed, match="the server cannot be asked for net"):
+    with pytest.raises(CallFailed, match="the server cannot be called for net"):
         is_ready("net")
 
 
-def test_a_server_that_breaks_off_or_takes_no_calls(listener: socket.socket) -> None:
-    """Is told of."""
+def test_a_call_fails_if_the_server_breaks_off_or_takes_no_calls(listener: socket.socket) -> None:
+    """The error has the reason."""
     answer_once(listener, b"nonsense\r\n\r\n")
     with pytest.raises(CallFailed, match="the server broke off"):
         call()

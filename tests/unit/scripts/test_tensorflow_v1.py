@@ -1,4 +1,4 @@
-"""Scripts of TensorFlow 1: how they are recognised, and what they get for `import tensorflow`."""
+"""Scripts of TensorFlow 1 are recognised, and `import tensorflow` gives them its API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def module(name: str, **members: Any) -> ModuleType:
 
 
 def tensorflow() -> Any:
-    """Something like TensorFlow 2: with some names of both versions of its API."""
+    """A substitute for TensorFlow 2 with a few names of both versions of its API."""
     v1 = module(
         "v1",
         Session="session of version 1",
@@ -49,7 +49,7 @@ def tensorflow() -> Any:
 
 
 def uses(tmp_path: Path, text: str, **beside: str) -> list[TensorflowUse]:
-    """What a script uses, with these modules beside it."""
+    """Return the uses in a script, with these modules beside it."""
     script = tmp_path / "score.py"
     script.write_text(text)
     for name, content in beside.items():
@@ -76,7 +76,7 @@ def uses(tmp_path: Path, text: str, **beside: str) -> list[TensorflowUse]:
     ],
 )  # fmt: skip
 def test_a_script_of_tensorflow_1_is_recognised(tmp_path: Path, text: str, name: str) -> None:
-    """By a name that only version 1 of the API has, under whatever alias."""
+    """A name that only version 1 of the API has shows it, under any alias."""
     found = first_v1_use(uses(tmp_path, text), tensorflow())
     assert found is not None
     assert found.name.startswith(name)
@@ -103,12 +103,12 @@ def test_a_script_of_tensorflow_1_is_recognised(tmp_path: Path, text: str, name:
     ],
 )
 def test_other_scripts_keep_todays_tensorflow(tmp_path: Path, text: str) -> None:
-    """Those of version 2, those that choose their API themselves, and those without TensorFlow."""
+    """Scripts of version 2, scripts that choose their API themselves, and scripts without TensorFlow."""
     assert first_v1_use(uses(tmp_path, text), tensorflow()) is None
 
 
 def test_modules_beside_the_script_count(tmp_path: Path) -> None:
-    """Only those that it imports, in whatever way and depth."""
+    """Only modules that the script imports count, in any form and depth."""
     old = "import tensorflow as tf\n\ntf.Session()\n"
     found = first_v1_use(uses(tmp_path, "import helper", helper="import deeper", deeper=old), tensorflow())
     assert str(found) == "tf.Session (deeper.py, line 3)"
@@ -122,7 +122,7 @@ def test_modules_beside_the_script_count(tmp_path: Path) -> None:
 
 
 def test_keras_uses_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless another backend was chosen; its names are not those of TensorFlow."""
+    """Keras counts unless another backend is set; its names are not those of TensorFlow."""
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     found = uses(tmp_path, "from keras.models import load_model\nimport keras\nkeras.Session")
     assert {use.name for use in found} == {""}
@@ -146,7 +146,7 @@ def test_unreadable_script_is_left_to_the_import(tmp_path: Path) -> None:
     ],
 )
 def test_contrib_is_refused(tmp_path: Path, text: str) -> None:
-    """Nothing can stand in for it; the message says where it is."""
+    """It has no substitute; the message has the place of its use."""
     with pytest.raises(
         LoadFailed, match=r"tf\.contrib\S* \(score\.py, line 3\).*TensorFlow 2 has no tf\.contrib"
     ):
@@ -169,7 +169,7 @@ def test_the_setting_reaches_the_script(tmp_path: Path, wish: str) -> None:
 
 
 def test_a_name_that_cannot_be_loaded_does_not_count(tmp_path: Path) -> None:
-    """TensorFlow loads parts of itself when they are asked for, and some fail."""
+    """TensorFlow loads parts of itself lazily, and loading may fail."""
 
     class Lazy(ModuleType):
         def __getattr__(self, name: str) -> Any:
@@ -181,11 +181,11 @@ def test_a_name_that_cannot_be_loaded_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_script_gets_version_1(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Its names first, then those of version 2; the log says so and why."""
+    """Names of version 1 come first, then those of version 2; the log has the reason."""
     new = tensorflow()
     for name in ("train", "compat"):
         monkeypatch.setitem(sys.modules, f"v1.{name}", getattr(new.compat.v1, name, new.compat))
-        # What the call adds is gone after the test.
+        # These lines let monkeypatch remove the modules that the call adds.
         monkeypatch.setitem(sys.modules, f"tensorflow.{name}", None)
         monkeypatch.delitem(sys.modules, f"tensorflow.{name}")
     monkeypatch.setitem(sys.modules, "tensorflow", new)

@@ -1,4 +1,4 @@
-"""What `triton_python_backend_utils` offers to a `model.py`, and what it refuses by name."""
+"""The parts of `triton_python_backend_utils` that a `model.py` gets, and those that are refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.scripts import triton_python_backend_utils as pb_utils
 
 
 def test_tensors_share_memory_by_dlpack() -> None:
-    """With whatever exports it, and with capsules; strings and others are arrays of numpy."""
+    """Tensors share memory with exporting objects and with capsules; strings are arrays of numpy."""
     array = np.arange(4, dtype=np.float32)
     tensor = pb_utils.Tensor("x", array)
     for given in (tensor, tensor.to_dlpack(), array):
@@ -24,7 +24,7 @@ def test_tensors_share_memory_by_dlpack() -> None:
 
 
 def test_texts_become_bytes() -> None:
-    """Of each kind of array that numpy has for them."""
+    """Each kind of array that numpy has for texts is converted."""
     for array in (np.array([["a", "ü"]]), np.array([["a", "ü"]], object), np.array([[b"a", "ü".encode()]])):
         assert pb_utils.with_bytes(array).tolist() == [[b"a", "ü".encode()]]
 
@@ -54,8 +54,8 @@ def test_unsupported_function_is_named_in_the_error(use: object, refused: str) -
     assert not hasattr(pb_utils, "unheard_of")
 
 
-def test_without_a_server_a_call_has_an_error() -> None:
-    """In the response, where a model looks for it."""
+def test_a_call_without_a_server_returns_an_error() -> None:
+    """The response has the error."""
     response = pb_utils.InferenceRequest(model_name="net", inputs=[]).exec()
     assert response.has_error()
     error = response.error()

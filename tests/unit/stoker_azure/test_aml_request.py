@@ -8,7 +8,7 @@ import pytest
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 from werkzeug.wrappers import Request
 
-from stoker.scripts.arguments import flask_context, uses_flask
+from stoker.scripts.stand_ins import flask_context, uses_flask
 from stoker.wire.script_requests import RequestHead
 from stoker_azure import aml_request
 from stoker_azure.aml_request import AMLRequest, rawhttp, request_from

@@ -16,7 +16,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
-from stoker.scripts.guards import Watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_azure import automl
 

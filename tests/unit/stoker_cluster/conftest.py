@@ -1,4 +1,4 @@
-"""What the tests of plans and their objects share."""
+"""Fixtures for tests of plans and their objects."""
 
 import json
 from collections.abc import Callable

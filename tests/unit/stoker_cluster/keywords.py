@@ -1,4 +1,4 @@
-"""What each of the 31 keywords of `AksWebservice.deploy_configuration` changes in the objects, and nothing else."""
+"""The changes that each of the 31 keywords of `AksWebservice.deploy_configuration` makes in the objects."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ SCALED = {"autoscale_enabled": True}
 
 @dataclass(frozen=True)
 class Effect:
-    """What a keyword is given, and what that changes.
+    """A keyword's value and the changes in the objects.
 
     Attributes:
         value: Its value.
-        changes: What is at which place then; None for what is there without it alone.
-        beside: Keywords that it needs, which both have.
-        given: What Azure has no keyword for, which both have.
-        said: What the operator is told, if that is all.
+        changes: New contents by place; None for a place that only exists without the keyword.
+        beside: Keywords that it needs; plans with and without it have them.
+        given: Options without a keyword of Azure; plans with and without it have them.
+        note: A part of the note to the operator, if the keyword changes nothing.
     """
 
     value: Any
     changes: Mapping[str, Any]
     beside: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
-    said: str = ""
+    note: str = ""
 
 
 def _scaler(*kinds: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ EFFECTS: dict[str, Effect] = {
     "period_seconds": Effect(20, {f"{SERVER}.livenessProbe.periodSeconds": 20}),
     "initial_delay_seconds": Effect(310, {f"{SERVER}.livenessProbe.initialDelaySeconds": 310}),
     "timeout_seconds": Effect(5, {f"{SERVER}.livenessProbe.timeoutSeconds": 5}),
-    "success_threshold": Effect(2, {}, said="success_threshold 2 is 1"),
+    "success_threshold": Effect(2, {}, note="success_threshold 2 is 1"),
     "failure_threshold": Effect(5, {f"{SERVER}.livenessProbe.failureThreshold": 5}),
     "namespace": Effect("others", {}),
     "compute_target_name": Effect("aks", {f"{NOTE}/compute-target": "aks"}),
@@ -154,9 +154,9 @@ def planned(keyword: str, namespace: str, *, given: bool) -> ClusterPlan:
 
 
 def changed(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is at which place after, where that is not what was there before; None for what is gone.
+    """Contents that differ, by place; None for a place that is gone.
 
-    What follows from another deployment file, that the pods are marked with it, is checked and left out.
+    Another deployment file also changes the mark of the pods; this is checked and left out.
     """
     old, new = flat(before), flat(after)
     found = {place: new.get(place) for place in {*old, *new} if old.get(place) != new.get(place)}

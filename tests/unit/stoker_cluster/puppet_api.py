@@ -57,10 +57,10 @@ class PuppetApi:
         return Cluster(self.request, "puppet", "models", tunnel=self._tunnel)
 
     def _tunnel(self, namespace: str, pod: str, port: int) -> socket.socket:
-        """A connection to a pod that answers whatever it is asked with its metrics, and ends."""
+        """A connection to a pod that answers a request with its metrics, and ends."""
         del namespace, port
-        said = self.metrics.get(pod, [""])
-        content = (said.pop(0) if len(said) > 1 else said[0]).encode()
+        texts = self.metrics.get(pod, [""])
+        content = (texts.pop(0) if len(texts) > 1 else texts[0]).encode()
         near, far = socket.socketpair()
         far.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
         self._tunnels.append(far)
@@ -82,10 +82,10 @@ class PuppetApi:
         self.objects[f"{root}{place}/{_plural(kind)}/{name}"] = found
         return found
 
-    def request(self, method: str, path: str, *, body: Any = None, **said: Any) -> HTTPResponse:
+    def request(self, method: str, path: str, *, body: Any = None, **options: Any) -> HTTPResponse:
         """Answer a request, as `kubernetes.dynamic.DynamicClient.request`."""
         content = json.loads(body) if isinstance(body, str) else body
-        query = dict(said.get("query_params", []))
+        query = dict(options.get("query_params", []))
         if path.endswith("/log"):
             return _answered(self.logs[path.split("/")[-2]].encode())
         if path.endswith("selfsubjectaccessreviews"):

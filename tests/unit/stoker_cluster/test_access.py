@@ -1,4 +1,4 @@
-"""What is sent to an API server and how its answers are read; the server here is a function."""
+"""Requests to an API server and reading its answers; the server here is a function."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ def answered(content: Any, status: int = 200, warnings: list[str] | None = None)
 def cluster(answer: Callable[..., HTTPResponse], **options: Any) -> Cluster:
     """A cluster whose API server knows Services, and gives this answer to all else."""
 
-    def request(method: str, path: str, **said: Any) -> HTTPResponse:
-        return answered(KINDS) if path == "/api/v1" else answer(method, path, **said)
+    def request(method: str, path: str, **options: Any) -> HTTPResponse:
+        return answered(KINDS) if path == "/api/v1" else answer(method, path, **options)
 
     return Cluster(request, "test", "models", **options)
 
 
-def refused(status: int, **said: Any) -> Callable[..., HTTPResponse]:
+def refused(status: int, **content: Any) -> Callable[..., HTTPResponse]:
     """An API server that refuses."""
 
     def answer(*_: Any, **__: Any) -> HTTPResponse:
         error = ApiException(status=status, reason="Refused")
-        error.body = json.dumps(said) if said else "<html>"
+        error.body = json.dumps(content) if content else "<html>"
         raise error
 
     return answer
 
 
 def test_objects_are_applied_where_the_context_says_and_by_stoker() -> None:
-    """One that names no namespace is that of the context; what the server warns of is passed on."""
-    asked: dict[str, Any] = {}
+    """An object without a namespace gets the context's; warnings of the server are passed on."""
+    request: dict[str, Any] = {}
     warnings: list[str] = []
 
-    def answer(method: str, path: str, **said: Any) -> HTTPResponse:
-        asked.update(method=method, path=path, **said)
+    def answer(method: str, path: str, **options: Any) -> HTTPResponse:
+        request.update(method=method, path=path, **options)
         return answered(SERVICE, 201, ["is deprecated"])
 
     made = cluster(answer, warn=warnings.append).apply(SERVICE, dry_run=True)
     assert made.is_new
     assert made.content == SERVICE
-    assert (asked["method"], asked["path"]) == ("patch", "/api/v1/namespaces/models/services/digits")
-    assert asked["content_type"] == "application/apply-patch+yaml"
-    assert dict(asked["query_params"]) == {"fieldManager": "stoker", "force": "false", "dryRun": "All"}
-    assert json.loads(asked["body"]) == SERVICE
+    assert (request["method"], request["path"]) == ("patch", "/api/v1/namespaces/models/services/digits")
+    assert request["content_type"] == "application/apply-patch+yaml"
+    assert dict(request["query_params"]) == {"fieldManager": "stoker", "force": "false", "dryRun": "All"}
+    assert json.loads(request["body"]) == SERVICE
     assert warnings == ["is deprecated"]
 
 
 def test_fields_of_others_are_a_conflict_with_their_names() -> None:
-    """Who has changed what is in the error."""
+    """The error names each field and its owner."""
     cause = {"reason": "FieldManagerConflict", "field": ".spec.type", "message": 'conflict with "kubectl"'}
     answer = refused(409, message="Apply failed", details={"causes": [cause]})
     with pytest.raises(FieldConflict, match="Apply failed") as raised:
@@ -130,9 +130,7 @@ def test_the_last_line_of_a_log_needs_no_end() -> None:
     assert list(log) == ["first", "second"]
 
 
-def test_a_context_that_is_not_there_is_said_with_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_context_error_lists_the_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent: the kubeconfig alone is read."""
     content = {
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],

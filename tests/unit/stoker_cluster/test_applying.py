@@ -14,16 +14,16 @@ from stoker_cluster.render import objects_of
 SERVES = ({"path": "/models/digits.onnx", "name": "digits"},)
 
 
-def test_whatever_a_plan_can_have_is_looked_for_when_it_has_it_no_more() -> None:
-    """A kind that is not in the list would stay in the cluster for ever."""
-    said = {"name": "digits", "image": "stoker:1", "namespace": "models", "serves": SERVES}
+def test_kinds_to_delete_cover_each_kind_of_a_plan() -> None:
+    """Objects of a kind that is not in the list would stay in the cluster for ever."""
+    fields = {"name": "digits", "image": "stoker:1", "namespace": "models", "serves": SERVES}
     plans = [
         ClusterPlan(
-            **said, dra="gpu.nvidia.com", pod_monitor=True, gateway="gateways/main", create_namespace=True
+            **fields, dra="gpu.nvidia.com", pod_monitor=True, gateway="gateways/main", create_namespace=True
         ),
-        ClusterPlan(**said, autoscaler="hpa", primary_key="a-key-that-is-long-enough"),
-        ClusterPlan(**said, autoscaler="keda", router=True),
-        ClusterPlan(**said, autoscaler="stoker"),
+        ClusterPlan(**fields, autoscaler="hpa", primary_key="a-key-that-is-long-enough"),
+        ClusterPlan(**fields, autoscaler="keda", router=True),
+        ClusterPlan(**fields, autoscaler="stoker"),
     ]
     made = {(one["apiVersion"], one["kind"]) for plan in plans for one in objects_of(plan)}
     # The namespace is never deleted; keys are made and deleted apart.
@@ -42,8 +42,8 @@ def test_fields_changed_by_others_are_not_overwritten() -> None:
     sent = len(api.sent)
     with pytest.raises(ClusterError) as raised:
         list(apply(api.cluster(), plan(replicas=3)))
-    said, *fields = str(raised.value).splitlines()
-    assert "take it over with --force-conflicts" in said
+    message, *fields = str(raised.value).splitlines()
+    assert "take it over with --force-conflicts" in message
     assert sorted(fields) == [
         '  Deployment digits .spec.replicas: conflict with "kubectl"',
         '  Deployment digits .spec.strategy: conflict with "kubectl"',
@@ -58,7 +58,7 @@ def test_fields_changed_by_others_are_not_overwritten() -> None:
 
 
 def test_a_number_of_pods_is_left_to_an_autoscaler_and_taken_back() -> None:
-    """What it has chosen is kept when it takes over, and is no conflict when the plan says a number again."""
+    """An autoscaler begins with the present number; a later number in the plan is no conflict."""
     api = PuppetApi()
     root = "/apis/apps/v1/namespaces/models/deployments/digits"
     list(apply(api.cluster(), plan(replicas=4, namespace="models")))
@@ -71,8 +71,8 @@ def test_a_number_of_pods_is_left_to_an_autoscaler_and_taken_back() -> None:
     assert api.objects[root]["spec"]["replicas"] == 2
 
 
-def test_a_namespace_that_is_made_is_not_asked_for_before() -> None:
-    """Nothing of what is to be in it could be; a difference shows what is to come, and what is to go."""
+def test_new_namespace_is_made_without_reading_it_first() -> None:
+    """It cannot hold objects yet; a difference shows additions and removals."""
     api = PuppetApi()
     made = plan(namespace="models", create_namespace=True)
     assert next(iter(apply(api.cluster(), made))).reference.kind == "Namespace"

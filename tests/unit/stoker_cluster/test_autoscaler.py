@@ -109,10 +109,10 @@ def test_a_silent_pod_keeps_all() -> None:
     assert puppet.done == []
 
 
-def test_without_the_api_server_nothing_happens_and_it_is_said_once(
+def test_lost_api_server_keeps_the_pods_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Afterwards a minute has to pass before pods go: what came meanwhile was not seen."""
+    """Afterwards a minute passes before pods go, since their load was unknown meanwhile."""
     puppet = Puppet(20)
     one = autoscaler(puppet)
     looks(one, puppet, 50)

@@ -47,8 +47,8 @@ def test_each_of_the_keywords_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("keyword", [keyword for keyword in EFFECTS if keyword != "namespace"])
-def test_each_of_the_keywords_changes_what_it_means_and_nothing_else(keyword: str) -> None:
-    """All that differs in the objects is what the table says, or a sentence where it can mean nothing."""
+def test_keyword_changes_its_places_and_no_other(keyword: str) -> None:
+    """The objects differ as the table lists, or the operator gets a note where the keyword has no effect."""
     effect = EFFECTS[keyword]
     before, after = (keyword_plan(keyword, "models", given=given) for given in (False, True))
     expected = dict(effect.changes)
@@ -57,7 +57,7 @@ def test_each_of_the_keywords_changes_what_it_means_and_nothing_else(keyword: st
         expected[place.partition(" ")[0]] = PRESENT
         assert flat(objects_of(after))[place] == expected.pop(place)
     assert changed(objects_of(before), objects_of(after)) == expected
-    assert any(effect.said in note for note in set(after.notes) - set(before.notes)) or not effect.said
+    assert any(effect.note in note for note in set(after.notes) - set(before.notes)) or not effect.note
 
 
 def test_the_keyword_namespace_moves_all_objects() -> None:

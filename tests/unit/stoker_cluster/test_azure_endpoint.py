@@ -46,19 +46,19 @@ def deployed(ws: Workspace, *, overwrite: bool = False, **keywords: Any) -> AksE
 
 
 def runs(ws: Workspace) -> dict[str, Any]:
-    """What a further version runs."""
+    """The model and script of a further version."""
     return {"models": [Model(ws, "digits")], "inference_config": InferenceConfig("score.py")}
 
 
 def shares(api: PuppetApi) -> tuple[dict[str, float], str]:
-    """What the router is told."""
+    """The router's shares and default version."""
     found = api.objects["/api/v1/namespaces/models/configmaps/digits-router"]["data"]["router.yaml"]
-    said = yaml.safe_load(found)
-    return said["traffic"], said["default_version"]
+    settings = yaml.safe_load(found)
+    return settings["traffic"], settings["default_version"]
 
 
 def versions(api: PuppetApi) -> dict[str, str]:
-    """What the versions that have pods are in comparisons."""
+    """The type of each version with pods: control or treatment."""
     found = (one["metadata"]["labels"] for path, one in api.objects.items() if path.startswith(APPS))
     return {
         labels["stoker.dev/version"]: labels["stoker.dev/version-type"]
@@ -93,8 +93,8 @@ def test_versions_come_share_and_go(routed: Workspace, api: PuppetApi) -> None:
     assert api.objects == {}
 
 
-def test_an_endpoint_is_deployed_again_only_when_that_is_asked_for(routed: Workspace, api: PuppetApi) -> None:
-    """Then it has its first version alone; a service without versions is not written over."""
+def test_endpoint_is_deployed_again_only_with_overwrite(routed: Workspace, api: PuppetApi) -> None:
+    """It then has its first version alone; a service without versions is never overwritten."""
     deployed(routed).create_version("b", **runs(routed))
     with pytest.raises(WebserviceException, match="there is a service digits already, in namespace models"):
         deployed(routed)
@@ -151,8 +151,8 @@ def test_impossible_change_of_an_endpoint_changes_nothing(
     assert api.objects == before
 
 
-def test_endpoints_are_where_something_splits_their_requests(ws: Workspace, api: PuppetApi) -> None:
-    """A bound target without a Gateway or a router is refused, one that is not bound, and one unbound meanwhile."""
+def test_endpoint_needs_a_bound_target_that_splits_requests(ws: Workspace, api: PuppetApi) -> None:
+    """Targets without a Gateway or router are refused, and those unbound at or after the deployment."""
     assert main(BIND) == 0
     with pytest.raises(WebserviceException, match="a Service cannot split requests by weights"):
         deployed(ws)

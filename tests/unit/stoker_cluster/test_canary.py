@@ -60,8 +60,8 @@ class Puppet:
 
 
 @pytest.mark.parametrize("way", PLANS)
-def test_a_change_is_what_would_have_been_rendered(way: str) -> None:
-    """The objects with other shares are those of a plan with these, be it a route or a router that shares out."""
+def test_changed_shares_equal_a_rendered_plan_with_them(way: str) -> None:
+    """This holds for a route and for a router."""
     cluster = Puppet(objects_of(endpoint(way)))
     assert set_shares(cluster, "ml", "digits", {"b": 40.0}, "b") == {"a": 2000, "b": 8000}
     wanted = objects_of(endpoint(way, {"a": 20.0, "b": 40.0}, "b"))

@@ -103,7 +103,7 @@ VALUES |= {
 
 
 def templated(tmp_path: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What `helm template` says of these values."""
+    """Run `helm template` with these values."""
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump({"image": "stoker:1", "serves": [{"path": "digits.onnx"}], **values}))
     command = [str(HELM), "template", "digits", str(CHART), "--values", str(file)]
@@ -146,8 +146,8 @@ def test_the_chart_takes_the_settings_of_a_plan() -> None:
 
 @NEEDS_HELM
 @pytest.mark.parametrize("name", VALUES)
-def test_the_chart_gives_what_render_gives(tmp_path: Path, name: str) -> None:
-    """Object for object, whatever the plan."""
+def test_chart_and_render_give_equal_objects(tmp_path: Path, name: str) -> None:
+    """Their objects are equal, for each of these plans."""
     done = templated(tmp_path, VALUES[name])
     assert done.returncode == 0, done.stderr
     of_the_chart = [content for content in yaml.load_all(done.stdout, yaml.CSafeLoader) if content]
@@ -191,8 +191,8 @@ def test_the_route_of_an_endpoint_belongs_to_one_release(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_the_chart_refuses_what_a_plan_refuses(tmp_path: Path, values: dict[str, Any]) -> None:
-    """By its schema, or in the words of `render`."""
+def test_chart_refuses_values_that_a_plan_refuses(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Its schema refuses them, or its templates with the words of `render`."""
     with pytest.raises(InvalidSettings):
         planned(tmp_path, {"image": "stoker:1", **values})
     assert templated(tmp_path, values).returncode == 1

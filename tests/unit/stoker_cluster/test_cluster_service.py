@@ -1,4 +1,4 @@
-"""What is asked and changed of services in a cluster; the API server is a puppet, tests/cluster has a real one."""
+"""Reading and changing services in a cluster; the API server is a puppet, tests/cluster has a real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "a-key-that-is-long-enough"
 
 
 def applied(api: PuppetApi, wanted: ClusterPlan) -> dict[str, list[str]]:
-    """What has become of which kinds."""
+    """The changed kinds by verb."""
     changes: dict[str, list[str]] = {}
     for change in apply(api.cluster(), wanted):
         changes.setdefault(change.verb, []).append(change.reference.kind)
@@ -107,7 +107,7 @@ def test_logs_are_those_of_pods_that_have_begun() -> None:
 
 
 def test_the_address_is_that_of_the_gateway_else_of_the_service() -> None:
-    """What callers outside reach: a host of the route, its Gateway, a load balancer, a node; else nothing."""
+    """From most to least preferred: the route's host, its Gateway, a load balancer, a node, none."""
     api = PuppetApi()
     assert service(api).base_uri() is None
     ready_pod(api, "digits-1", hostIP="192.0.2.7")
@@ -129,8 +129,8 @@ def test_the_address_is_that_of_the_gateway_else_of_the_service() -> None:
     assert service(api).base_uri() == "http://digits.example.com:8000"
 
 
-def test_a_survey_says_what_there_is_and_what_is_missing() -> None:
-    """GPUs by machine, what is installed, the namespace, storage, rights."""
+def test_survey_lists_present_and_missing_parts() -> None:
+    """The parts are GPUs by machine, operators, the namespace, storage and rights."""
     api = PuppetApi()
     assert "GPUs: none; a device plugin makes them known" in list(survey(api.cluster(), "models"))
     label = {"labels": {"node.kubernetes.io/instance-type": "big"}}
@@ -149,8 +149,8 @@ def test_a_survey_says_what_there_is_and_what_is_missing() -> None:
     assert "a Gateway (--gateway): yes" in lines
     assert "namespace models: enforces the profile restricted" in lines
     assert lines[-2:] == ["storage classes: fast (default)", "the account may do what apply does"]
-    said = describe_machines(api.cluster(), "big", 3)
-    assert said == "2 nodes are a big, with 12 GPUs, 3 asked for; none are made"
+    text = describe_machines(api.cluster(), "big", 3)
+    assert text == "2 nodes of size big, with 12 GPUs, 3 asked for; none are made"
     assert "no node of the cluster says that it is a small" in describe_machines(api.cluster(), "small", None)
     api.denied = {"nodes", "secrets", "namespaces", "storageclasses"}
     lines = list(survey(api.cluster(), "models"))

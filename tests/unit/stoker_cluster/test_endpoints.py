@@ -20,7 +20,7 @@ def piece(*endpoints: dict[str, Any], name: str = "http") -> dict[str, Any]:
 
 
 def test_endpoints_are_servers_until_they_stop_answering() -> None:
-    """Who is ready gets requests, who goes but still serves keeps those it has, and who is not ready is none."""
+    """A ready one gets requests, a terminating one that serves keeps its own, one not ready is left out."""
     found = servers_in_slices(
         [
             piece(endpoint("10.0.0.1", ready=True, serving=True), endpoint("10.0.0.2")),
@@ -41,12 +41,12 @@ class Slices:
     """An API server with one endpoint for each Service."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
 
     async def endpoint_slices(self, namespace: str, service: str) -> list[dict[str, Any]]:
-        """Answer, and remember who was asked for."""
-        self.asked.append((namespace, service))
-        return [piece(endpoint(f"10.0.0.{len(self.asked)}", ready=True))]
+        """Answer, and remember the service."""
+        self.requests.append((namespace, service))
+        return [piece(endpoint(f"10.0.0.{len(self.requests)}", ready=True))]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_each_version_has_a_service_of_its_own(versions: tuple[str, ...], servic
     """Called NAME-VERSION; without versions NAME."""
     slices = Slices()
     found = asyncio.run(EndpointSlices(slices, "models/digits", versions).find_servers())
-    assert slices.asked == [("models", service) for service in services]
+    assert slices.requests == [("models", service) for service in services]
     assert list(found) == list(versions)
     assert all(len(servers) == 1 for servers in found.values())
 

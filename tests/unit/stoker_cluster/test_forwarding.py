@@ -53,8 +53,8 @@ def call(port: int) -> socket.socket:
 
 def test_connections_go_to_the_ready_pods_in_turn() -> None:
     """Bytes pass in both directions, and either end ends both."""
-    tunnels, said = Tunnels(), list[str]()
-    with forwarding(tunnels.cluster(), Pods(["a", "b"]), 0, said.append) as port:
+    tunnels, messages = Tunnels(), list[str]()
+    with forwarding(tunnels.cluster(), Pods(["a", "b"]), 0, messages.append) as port:
         for name in "aba":
             with call(port) as caller:
                 caller.sendall(b"question")
@@ -67,25 +67,25 @@ def test_connections_go_to_the_ready_pods_in_turn() -> None:
                         caller.shutdown(socket.SHUT_WR)
                         assert pod.recv(1) == b""
                 assert caller.recv(1) == b""
-    assert said == []
+    assert messages == []
 
 
-def test_a_connection_that_leads_nowhere_ends_and_it_is_said() -> None:
-    """Callers are not left waiting, be there no pod or no way to it."""
+def test_connection_without_a_pod_ends_with_a_message() -> None:
+    """Callers do not wait when there is no pod or no way to it."""
 
     def refuse(*_: Any) -> socket.socket:
         raise ConnectionRefusedError("refused")
 
-    said: list[str] = []
+    messages: list[str] = []
     cluster = Cluster(lambda *_, **__: None, "puppet", "models", tunnel=refuse)
     for pods in (Pods([]), Pods(["a"])):
-        with forwarding(cluster, pods, 0, said.append) as port, call(port) as caller:
+        with forwarding(cluster, pods, 0, messages.append) as port, call(port) as caller:
             assert caller.recv(1) == b""
-    assert said == ["no pod of digits can score now", "the cluster puppet cannot be asked: refused"]
+    assert messages == ["no pod of digits can score now", "the cluster puppet cannot be asked: refused"]
 
 
 def test_nobody_listens_after_an_error() -> None:
-    """What the body raises ends forwarding as its end does."""
+    """An error of the body ends forwarding as its normal end does."""
     ports: list[int] = []
 
     def fail() -> None:

@@ -45,7 +45,7 @@ class Clock:
 def waited(
     cluster: Cluster, pods: list[dict[str, Any]], within_s: float = 100.0
 ) -> tuple[dict[str, str], float]:
-    """Who has not shown the keys with the number 4, and how long that was waited for."""
+    """The pods without the keys number 4 with reasons, and the seconds waited."""
     clock = Clock()
     unshown = await_generation(
         cluster, lambda: pods, 4, "k", within_s=within_s, clock_s=clock, sleep=clock.sleep
@@ -65,16 +65,16 @@ def test_all_pods_that_can_score_have_to_show_the_keys(api: PuppetApi) -> None:
     assert waited(api.cluster(), [pod("a"), pod("b"), *others]) == ({}, 1.0)
 
 
-def test_it_is_said_who_has_not_shown_them_when_the_time_is_over(api: PuppetApi) -> None:
-    """By name, and with what was said instead."""
+def test_pods_without_the_keys_are_named_after_the_time(api: PuppetApi) -> None:
+    """Each has the reason beside its name."""
     api.metrics = {"a": shows(3), "b": shows(4), "c": ["stoker_load 1\n"]}
     unshown, waited_s = waited(api.cluster(), [pod("a"), pod("b"), pod("c")], within_s=7.0)
     assert unshown == {"a": "it takes the keys of before", "c": "its Stoker does not tell"}
     assert waited_s == 7.0
 
 
-def test_nobody_waits_for_what_does_not_come(api: PuppetApi) -> None:
-    """A pod of an older Stoker has no such metric, and one who may not open ports will not be allowed to."""
+def test_pods_that_cannot_show_keys_are_not_waited_for(api: PuppetApi) -> None:
+    """A pod of an older Stoker has no such metric, and an account without the right to open ports gets none."""
 
     def refuse(*_: object) -> socket.socket:
         raise ClusterRefusal("pods/portforward is forbidden", 403)

@@ -25,10 +25,10 @@ EACH = pytest.mark.parametrize("found", PLANS, ids=[f"plan {number}" for number 
 
 
 @EACH
-def test_whatever_the_plan_kubernetes_takes_its_objects(
+def test_objects_of_each_plan_pass_kubernetes_schemas(
     check_schema: Callable[..., None], found: ClusterPlan
 ) -> None:
-    """Each object of a built-in kind passes the strict schema of one of the three newest minors, read from YAML."""
+    """Objects of built-in kinds, read from YAML, pass the strict schemas of the three newest minors."""
     for content in yaml.load_all(as_yaml(objects_of(found)), yaml.CSafeLoader):
         if content["kind"] not in CUSTOM:
             check_schema(content, PLANS.index(found) % 3)
@@ -61,7 +61,7 @@ def test_pods_are_as_the_profile_restricted_asks(found: ClusterPlan) -> None:
 
 @EACH
 def test_objects_mean_the_same_pods(found: ClusterPlan) -> None:
-    """What selects pods selects those of the Deployment, whose names and namespaces are one."""
+    """Each selector selects the Deployment's pods, and all objects have one name and namespace."""
     kinds = by_kind(found)
     spec = kinds["Deployment"]["spec"]
     labels = spec["template"]["metadata"]["labels"].items()
@@ -143,7 +143,7 @@ def test_the_numbers_of_the_pod() -> None:
     assert "initialDelaySeconds" not in container["livenessProbe"]
 
 
-def test_gpus_are_asked_for_and_named() -> None:
+def test_gpus_become_resources_and_devices() -> None:
     """A pod has its GPUs by their resource, tolerates their taint, and its server runs on all of them."""
     spec = pod(gpus=2)
     assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 2}}
@@ -436,7 +436,7 @@ def test_versions_of_an_endpoint() -> None:
     assert headers == [{"name": "azureml-model-deployment", "value": version} for version in "ab"]
 
 
-def test_texts_that_look_like_something_else_are_quoted() -> None:
+def test_texts_like_other_yaml_types_are_quoted() -> None:
     """Kubernetes reads YAML by Go's rules: 1e5 is a number there, and an annotation has to be a text."""
     text = as_yaml([{"texts": ["1e5", "0x1f", "012345", "y", "yes", "null", ".5", "plain"], "number": 5}])
     assert text == (

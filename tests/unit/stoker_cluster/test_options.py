@@ -51,8 +51,8 @@ def test_a_model_gives_its_name_and_place(
     assert (plan.name, plan.serves[0]["path"]) == (name, inside)
 
 
-def test_a_file_whose_name_no_service_can_have_needs_one() -> None:
-    """Another name can be given, and then the file's is nobody's concern."""
+def test_file_name_unfit_for_a_service_needs_a_name_option() -> None:
+    """With the option, the file's name does not matter."""
     with pytest.raises(InvalidSettings, match="b_2 cannot be the name of a service in a cluster; choose one"):
         plan_from({"image": "stoker:1"}, ["B_2"], None, None)
     assert plan_from({"image": "stoker:1", "name": "b"}, ["B_2"], None, None).serves[0]["name"] == "b"
@@ -148,8 +148,8 @@ def test_files_that_cannot_be_a_plan_are_refused(tmp_path: Path, text: str, mess
     assert message in str(refused.value)
 
 
-def test_an_image_takes_along_what_its_models_need() -> None:
-    """An ONNX file with its weights beside it, the folder of a script, what settings name; and their packages."""
+def test_dockerfile_copies_files_and_packages_of_its_models() -> None:
+    """The files are an ONNX file and its weights, a script's folder, and files that settings name."""
     models: list[dict[str, Any]] = [
         {"path": "digits.onnx"},
         {"path": "clothes/score.py", "model_dir": "clothes/model", "sample_input": "samples/clothes.json"},

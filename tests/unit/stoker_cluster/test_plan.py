@@ -138,6 +138,6 @@ def test_values_from_the_command_line_and_from_yaml_are_the_same() -> None:
     assert read_settings(ClusterPlan, texts, "test") == read_settings(ClusterPlan, typed, "test")
 
 
-def test_keys_stay_out_of_what_is_printed() -> None:
-    """A plan in a message or log tells no key."""
+def test_repr_of_a_plan_hides_its_keys() -> None:
+    """A plan in a message or log shows no key."""
     assert "secret-of" not in repr(plan(primary_key="secret-of-the-tests"))

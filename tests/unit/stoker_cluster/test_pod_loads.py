@@ -55,8 +55,8 @@ def play(scene: Callable[[Pod], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_pods_are_asked_at_once_and_over_kept_connections() -> None:
-    """The load alone is asked for; what is said has the time when it was said."""
+def test_pods_are_read_over_kept_connections() -> None:
+    """A request is for the load alone, and each load has the time of its reading."""
 
     async def scene(pod: Pod) -> None:
         now_s = iter((10.0, 11.0))
@@ -99,9 +99,9 @@ def test_a_pod_that_is_not_there_says_nothing() -> None:
 
     async def scene(pod: Pod) -> None:
         loads = PodLoads(5, clock_s=lambda: 10.0)
-        said = await loads.read({"gone": "127.0.0.1:1", "digits-a": pod.address})
+        loads_by_pod = await loads.read({"gone": "127.0.0.1:1", "digits-a": pod.address})
         await loads.close()
-        assert set(said) == {"digits-a"}
+        assert set(loads_by_pod) == {"digits-a"}
 
     play(scene)
 
@@ -124,7 +124,7 @@ def test_the_key_is_read_at_each_look(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "load"),
     [
         (GOOD.decode(), (0.4312, 7)),
         ("# a comment\nstoker_load 1e-05\nother 3\n" + GOOD.decode().splitlines()[1], (1e-05, 7)),
@@ -133,6 +133,6 @@ def test_the_key_is_read_at_each_look(tmp_path: Path) -> None:
         ('stoker_load 0.5\nstoker_rejections_total{reason="overloaded"} 7.5\n', None),
     ],
 )
-def test_load_of_a_server_is_parsed(text: str, told: tuple[float, int] | None) -> None:
+def test_load_of_a_server_is_parsed(text: str, load: tuple[float, int] | None) -> None:
     """Both values are read, or none; other lines are skipped."""
-    assert parse_load(text.splitlines()) == told
+    assert parse_load(text.splitlines()) == load

@@ -24,8 +24,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "words"), OPTIONS.values(), ids=OPTIONS)
-def test_option_that_needs_something_of_the_cluster_names_it(fields: dict[str, Any], words: str) -> None:
-    """Each option that the cluster must be prepared for has its sentence."""
+def test_option_with_a_prerequisite_lists_it(fields: dict[str, Any], words: str) -> None:
+    """Each option that needs a prepared cluster has its sentence."""
     assert any(words in line for line in list_prerequisites(plan(**fields)))
 
 

@@ -18,7 +18,7 @@ LIMITED = {"max_concurrent_requests": 4, "max_queue_wait_ms": 700}
 
 
 def settings(**fields: Any) -> RouterSettings:
-    """What the router in the cluster is told, read as it reads it."""
+    """The settings of the router in the cluster, read as the router reads them."""
     (file,) = objects("router", router=True, **fields)["ConfigMap"]["data"].values()
     return RouterSettings(**read_settings(RouterSettings, yaml.safe_load(file), "router.yaml"))
 
@@ -45,13 +45,13 @@ def test_callers_reach_the_router_by_the_name_of_the_service() -> None:
     assert "from" not in router["NetworkPolicy"]["spec"]["ingress"][0]
 
 
-def test_the_router_is_told_what_the_keywords_say() -> None:
-    """Its queue has the limits of the pods, where each model has one; its time is a second above theirs."""
-    told = settings(
+def test_router_settings_follow_the_plan() -> None:
+    """Its queue has the pods' limits if each model has one; its timeout is a second above theirs."""
+    made = settings(
         serves=({"name": "digits", "path": "/models/a.onnx", **LIMITED},), server={"timeout_ms": 1500}
     )
-    assert (told.service, told.traffic, told.timeout_ms) == ("digits-servers", None, 1500)
-    assert (told.max_concurrent_requests, told.max_queue_wait_ms) == (4, 700)
+    assert (made.service, made.traffic, made.timeout_ms) == ("digits-servers", None, 1500)
+    assert (made.max_concurrent_requests, made.max_queue_wait_ms) == (4, 700)
     one, other = {"name": "a", "path": "/models/a.onnx"}, {"name": "b", "path": "/models/b.onnx", **LIMITED}
     assert settings(serves=(one, other)).max_concurrent_requests == 0
     assert settings(serves=({**one, **LIMITED}, other)).max_concurrent_requests == 8

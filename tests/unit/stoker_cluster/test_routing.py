@@ -113,8 +113,8 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, name: str) -> None:
     assert "WARNING" not in done.stderr
 
 
-def test_the_configuration_says_what_was_set() -> None:
-    """Limits, waits and repeats are the settings', the server's own answer comes before the router's."""
+def test_configuration_has_the_settings() -> None:
+    """They are limits, waits and repeats; the server's own timeout comes before the router's."""
     files = Files("control", "weights", "state")
     text = configuration(
         RouterSettings(servers={"": ("h:1",)}, timeout_ms=1500, max_queue_wait_ms=70, hold_s=20, port=81),

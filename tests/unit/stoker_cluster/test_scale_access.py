@@ -1,4 +1,4 @@
-"""What an autoscaler reads and writes in a cluster; the API server here is a dictionary."""
+"""Reads and writes of an autoscaler in a cluster; the API server here is a dictionary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Puppet:
         }
         self.refuses: dict[str, int] = {}
         self.merged: list[tuple[str, str, str]] = []
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self.slices: list[dict[str, Any]] = []
 
     def find(self, reference: Reference) -> dict[str, Any] | None:
@@ -39,7 +39,7 @@ class Puppet:
         return self.deployment
 
     def get(self, path: str, **query: str) -> Any:
-        self.asked.append((path, query))
+        self.requests.append((path, query))
         return {"items": self.slices}
 
     def merge(self, reference: Reference, change: Any, part: str = "") -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_a_look_is_the_deployment_and_the_pods_that_get_requests(
     seen = deployment.read_state()
     assert (seen.replicas, seen.policy) == (4, ScalingPolicy(2, 30, 60, 3.0))
     assert seen.addresses == {"a": "10.0.0.1:8080"}
-    assert puppet.asked == [
+    assert puppet.requests == [
         (
             "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices",
             {"labelSelector": "kubernetes.io/service-name=digits", "resourceVersion": "0"},
@@ -86,7 +86,7 @@ def test_a_look_is_the_deployment_and_the_pods_that_get_requests(
 def test_pods_behind_a_router_are_found_by_a_service_of_their_own(puppet: Puppet) -> None:
     """The Service that is called as the Deployment leads to the router then."""
     ClusterDeployment(puppet, "digits", "models", "digits-servers").read_state()  # type: ignore[arg-type]
-    ((_, query),) = puppet.asked
+    ((_, query),) = puppet.requests
     assert query["labelSelector"] == "kubernetes.io/service-name=digits-servers"
 
 
@@ -104,7 +104,7 @@ def test_routers_are_looked_for_while_there_is_no_pod(puppet: Puppet) -> None:
 
 
 def test_ready_pods_have_addresses() -> None:
-    """Others are left out, and so is what is no pod; what is not said of readiness is so."""
+    """Other pods and objects are left out; a pod without a readiness counts as ready."""
     parts = [
         {
             "ports": [{"name": "grpc", "port": 9000}, {"name": "http", "port": 8080}],
@@ -150,8 +150,8 @@ def test_pods_are_marked_before_they_go(puppet: Puppet, deployment: ClusterDeplo
         deployment.mark(["a"], [])
 
 
-def test_a_deployment_that_is_not_there_is_said(puppet: Puppet, deployment: ClusterDeployment) -> None:
-    """With what makes one."""
+def test_missing_deployment_is_named_in_the_error(puppet: Puppet, deployment: ClusterDeployment) -> None:
+    """The error says how to make it."""
     puppet.deployment = None
     with pytest.raises(
         ClusterError, match="there is no Deployment digits in the namespace models; apply what"
@@ -168,7 +168,7 @@ def test_a_deployment_that_is_not_there_is_said(puppet: Puppet, deployment: Clus
     ],
 )
 def test_annotations_that_say_no_policy_are_refused(change: dict[str, str]) -> None:
-    """And so are none."""
-    for said in (WANTED | change, {}):
+    """Missing annotations are refused too."""
+    for present in (WANTED | change, {}):
         with pytest.raises(InvalidSettings, match="of Deployment digits do not say how it is to be scaled"):
-            policy_of("digits", said)
+            policy_of("digits", present)

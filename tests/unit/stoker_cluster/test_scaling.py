@@ -95,7 +95,7 @@ def test_noise_moves_nothing() -> None:
 
 
 def test_refused_requests_add_one_pod_at_a_time() -> None:
-    """What pods say of their load is not to the point then; those that start are waited for."""
+    """Reported loads do not count then; a starting pod is waited for."""
     cluster = Cluster(4, start_s=5)
     cluster.run(2, 1.0)
     cluster.refused += 1
@@ -138,14 +138,14 @@ def test_a_pod_that_says_nothing_keeps_all() -> None:
     assert cluster.look(1.0).replicas == 18
 
 
-def test_more_is_added_for_what_is_known() -> None:
-    """The silent count as loaded as is wanted, the others as they are."""
+def test_silent_pods_count_as_loaded_at_the_target() -> None:
+    """The other pods count with their own load."""
     cluster = Cluster(10)
     assert cluster.look(20.0, silent=5).replicas == 20
 
 
-def test_old_words_are_no_words() -> None:
-    """What a pod has said three looks ago, and three seconds, is not known any more."""
+def test_stale_load_counts_as_unknown() -> None:
+    """A load is stale after three looks and three seconds."""
     loads = {"pod": PodLoad(5.0, 0, 100.0)}
     pods = Pods(1, frozenset(loads), loads)
     fresh = decide(pods, 103.0, ScalingState(), POLICY)
@@ -157,8 +157,8 @@ def test_old_words_are_no_words() -> None:
     assert decide(pods, 115.1, ScalingState(), slow).unknown == 1
 
 
-def test_after_a_while_of_not_looking_the_minute_begins_anew() -> None:
-    """Whatever came meanwhile was not seen."""
+def test_minute_begins_anew_after_a_pause() -> None:
+    """The load during the pause is unknown."""
     cluster = Cluster(20)
     cluster.run(50, 1.0)
     cluster.now_s += 30
@@ -204,8 +204,8 @@ def test_bounds_that_an_operator_moves_hold_at_once(
     assert cluster.look(0.0).replicas == expected
 
 
-def test_many_pods_are_asked_less_often() -> None:
-    """A thousand every two seconds, where five hundred are asked every second."""
+def test_many_pods_are_read_less_often() -> None:
+    """A thousand pods are read every two seconds, five hundred every second."""
     policy = ScalingPolicy(refresh_s=1)
     assert [period_s(policy, pods) for pods in (1, 500, 1000)] == [1, 1, 2]
 
@@ -213,20 +213,20 @@ def test_many_pods_are_asked_less_often() -> None:
 @pytest.mark.parametrize(
     "fields", [(0, 0, 70), (-1, 1, 70), (3, 2, 70), (1, 2, 0), (1, 2, 101), (1, 2, 70, 0.0)]
 )
-def test_a_policy_that_cannot_be_is_refused(fields: tuple[int, ...]) -> None:
-    """Whoever makes one has checked what people say."""
+def test_impossible_policy_is_refused(fields: tuple[int, ...]) -> None:
+    """Callers check the values of users first, so this is a plain ValueError."""
     with pytest.raises(ValueError, match=r"must have|is no"):
         ScalingPolicy(*fields)
 
 
 class Look(NamedTuple):
-    """What comes between two decisions.
+    """The pods between two decisions.
 
     Attributes:
         after_s: Seconds since the one before.
         ready: How many pods are ready.
-        load: What each of them says, but for one.
-        odd: What that one says: as the others, nothing, long ago, or nonsense.
+        load: The load of each but one.
+        odd: The load of that one: as the others, nothing, stale, or nonsense.
     """
 
     after_s: float
@@ -250,8 +250,10 @@ LOOKS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(LOOKS, st.integers(1, 20), st.integers(0, 40), st.integers(1, 100), st.integers(1, 60))
-def test_whatever_pods_say(looks: list[Look], least: int, more: int, target: int, replicas: int) -> None:
-    """Within bounds; never more than a step up or down; and down only after a minute in which all spoke."""
+def test_random_loads_keep_bounds_and_steps(
+    looks: list[Look], least: int, more: int, target: int, replicas: int
+) -> None:
+    """A decision is at most a step up or down, and down only after a minute with loads of all pods."""
     policy = ScalingPolicy(least, least + more, target)
     state, now_s, known_since_s = ScalingState(), 100.0, math.inf
     replicas = min(max(replicas, policy.min_replicas), policy.max_replicas)
@@ -259,14 +261,14 @@ def test_whatever_pods_say(looks: list[Look], least: int, more: int, target: int
     for look in [look for look in looks for _ in range(8)]:
         now_s += look.after_s
         ready = frozenset(names(look.ready))
-        said = {name: PodLoad(look.load, 0, now_s - 1) for name in ready}
+        loads_by_pod = {name: PodLoad(look.load, 0, now_s - 1) for name in ready}
         spoke = not look.odd
         if look.odd == "nothing":
-            said.pop("pod-0000", None)
+            loads_by_pod.pop("pod-0000", None)
         elif look.odd:
             load, ago_s = (math.nan, 0) if look.odd == "nan" else (0.1, 4)
-            said["pod-0000"] = PodLoad(load, 0, now_s - ago_s)
-        decision = decide(Pods(replicas, ready, said), now_s, state, policy)
+            loads_by_pod["pod-0000"] = PodLoad(load, 0, now_s - ago_s)
+        decision = decide(Pods(replicas, ready, loads_by_pod), now_s, state, policy)
         assert policy.min_replicas <= decision.replicas <= policy.max_replicas
         assert decision.replicas <= 2 * replicas + 4
         gone = replicas - decision.replicas
@@ -311,11 +313,11 @@ def test_steady_load_comes_to_rest(load: float, replicas: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=20), st.floats(0, 3))
 def test_more_load_never_wants_fewer_pods(loads: list[float], more: float) -> None:
-    """The same pods, one of them with more to do."""
+    """The pods are the same, one of them with more load."""
     before = {name: PodLoad(load, 0, 1.0) for name, load in zip(names(len(loads)), loads, strict=True)}
     after = before | {"pod-0000": before["pod-0000"]._replace(load=loads[0] + more)}
     few, many = (
-        decide(Pods(len(loads), frozenset(said), said), 1.0, ScalingState(), POLICY).replicas
-        for said in (before, after)
+        decide(Pods(len(loads), frozenset(loads_by_pod), loads_by_pod), 1.0, ScalingState(), POLICY).replicas
+        for loads_by_pod in (before, after)
     )
     assert many >= few

@@ -1,4 +1,4 @@
-"""What a router tells HAProxy."""
+"""Commands of a router to HAProxy."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +15,8 @@ SHOWN = """1
 SERVERS = st.builds(Server, st.sampled_from(["10.0.0.1", "10.0.0.2", "::1"]), st.just(8080), st.booleans())
 
 
-def test_states_are_read_from_what_haproxy_shows() -> None:
-    """By backend and name; the server that holds requests is none."""
+def test_states_are_read_from_haproxys_table() -> None:
+    """They are by backend and name, without the server that holds requests."""
     assert states_in(SHOWN) == {
         ("servers", "10.0.0.1:8080"): "ready",
         ("servers", "10.0.0.2:8080"): "drain",
@@ -25,7 +25,7 @@ def test_states_are_read_from_what_haproxy_shows() -> None:
 
 
 def test_requests_are_counted_of_all_backends() -> None:
-    """Whatever columns HAProxy shows beside the number."""
+    """The number is found among any other columns."""
     shown = (
         "# pxname,svname,qcur,scur,\nversion-a,BACKEND,1,3,\nversion-b,BACKEND,0,4,\nsequence,BACKEND,0,0,"
     )
@@ -38,10 +38,10 @@ def test_requests_are_counted_of_all_backends() -> None:
     st.dictionaries(SERVERS.map(lambda s: s.name), st.sampled_from(["ready", "drain", ""])),
 )
 @settings(max_examples=50)
-def test_commands_lead_to_the_servers_that_are_there(servers: frozenset[Server], had: dict[str, str]) -> None:
-    """After them HAProxy has each server that is ready, lets those go that are about to, and has no other."""
-    states = {("servers", name): state for name, state in had.items()}
-    after = dict(had)
+def test_commands_lead_to_the_present_servers(servers: frozenset[Server], before: dict[str, str]) -> None:
+    """Afterwards HAProxy has each ready server, drains terminating ones, and has no other."""
+    states = {("servers", name): state for name, state in before.items()}
+    after = dict(before)
     for command in commands(states, {"": servers}, 3):
         words = command.split()
         name = words[2].removeprefix("servers/")
@@ -56,10 +56,10 @@ def test_commands_lead_to_the_servers_that_are_there(servers: frozenset[Server],
                 assert after.pop(name) == "maint"
     ready = {server.name for server in servers if server.ready}
     going = {server.name for server in servers} - ready
-    assert after == dict.fromkeys(ready, "ready") | dict.fromkeys(going & set(had), "drain")
+    assert after == dict.fromkeys(ready, "ready") | dict.fromkeys(going & set(before), "drain")
 
 
-def test_nothing_is_said_where_nothing_has_changed() -> None:
+def test_unchanged_servers_need_no_command() -> None:
     """A second look at the same servers gives no command."""
     states = {("version-a", "h:1"): "ready", ("version-b", "h:2"): "drain"}
     wanted = {"a": frozenset({Server("h", 1)}), "b": frozenset({Server("h", 2, ready=False)})}

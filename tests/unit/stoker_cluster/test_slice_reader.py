@@ -20,12 +20,12 @@ TLS = Path(__file__).parents[2] / "tls"
 class ApiServer(BaseHTTPRequestHandler):
     """Answers lists of EndpointSlices, to one token."""
 
-    asked: list[str]
+    paths: list[str]
     body = b""
 
     def do_GET(self) -> None:
         """Answer."""
-        self.asked.append(self.path)
+        self.paths.append(self.path)
         allowed = self.headers["Authorization"] == "Bearer second"
         self.send_response(200 if allowed else 401)
         self.send_header("Content-Length", str(len(self.body)))
@@ -43,7 +43,7 @@ def api() -> Iterator[HTTPServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS / "localhost.crt", TLS / "localhost.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    ApiServer.asked = []
+    ApiServer.paths = []
     with serving(server):
         yield server
 
@@ -68,8 +68,8 @@ def test_the_slices_of_a_service_are_read_with_the_token_of_the_moment(
     ApiServer.body = json.dumps({"items": [{"endpoints": []}]}).encode()
     assert asyncio.run(reader.endpoint_slices("models", "digits")) == [{"endpoints": []}]
     assert asyncio.run(reader.endpoint_slices(None, "digits")) == [{"endpoints": []}]
-    assert ApiServer.asked[-2] == ApiServer.asked[-1]
-    assert ApiServer.asked[-1] == (
+    assert ApiServer.paths[-2] == ApiServer.paths[-1]
+    assert ApiServer.paths[-1] == (
         "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
         "?labelSelector=kubernetes.io%2Fservice-name%3Ddigits&resourceVersion=0"
     )

@@ -108,7 +108,7 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
-    """What would be more than a hundred times its size, before it is unpacked."""
+    """An archive of more than a hundred times its size is refused before it is unpacked."""
     path = write_mar(tmp_path, ECHO, {**FILES, "zeros.bin": bytes(80 << 20)})
     with ExitStack() as leases, pytest.raises(RepositoryError, match="100 times its size"):
         unpack_archive(path, "1", tmp_path / "archives", leases)
@@ -186,7 +186,7 @@ def test_compiled_python_files_do_not_change_the_fingerprint(tmp_path: Path) -> 
 
 
 def test_requirements_are_those_that_the_manifest_names(tmp_path: Path) -> None:
-    """Whatever they are called."""
+    """The file may have any name."""
     named = manifest_of("echo", "echo_handler.py", requirementsFile="needs.txt")
     folder = write_folder(tmp_path, named, {**FILES, "needs.txt": "numpy\n"})
     assert find_requirements(folder) == folder / "needs.txt"
@@ -194,7 +194,7 @@ def test_requirements_are_those_that_the_manifest_names(tmp_path: Path) -> None:
 
 
 def test_the_model_of_a_default_handler_is_found(tmp_path: Path) -> None:
-    """With the class of its weights; a handler of the archive's own is no model."""
+    """It has the class of its weights; an archive with its own handler has no model."""
     files: dict[str, str | bytes] = {
         "net.pt": b"",
         "net.py": "import torch\n\n\nclass Net(torch.nn.Module): pass\n",
@@ -204,17 +204,17 @@ def test_the_model_of_a_default_handler_is_found(tmp_path: Path) -> None:
     assert find_model(folder) == (folder / "net.pt", "net:Net", "image_classifier")
     scripted = write_folder(tmp_path, manifest_of("b", "base_handler", serializedFile="net.pt"), files)
     assert find_model(scripted) == (scripted / "net.pt", None, "base_handler")
-    for folder, said in (
+    for folder, message in (
         (write_folder(tmp_path, ECHO, FILES), "has a handler of its own, echo_handler.py"),
         (write_folder(tmp_path, manifest_of("c", "base_handler"), {}), "has no serializedFile"),
         (write_folder(tmp_path / "d", eager, {**files, "net.py": "x = 1"}), "has to define one class"),
         (write_folder(tmp_path / "e", eager, {**files, "net.py": "class"}), "cannot be read"),
     ):
-        with pytest.raises(RepositoryError, match=said):
+        with pytest.raises(RepositoryError, match=message):
             find_model(folder)
 
 
-def test_a_truncated_tar_is_said(tmp_path: Path) -> None:
+def test_truncated_tar_is_refused(tmp_path: Path) -> None:
     """It ends in the middle of a file."""
     path = write_tar(tmp_path, ECHO, {**FILES, "weights": bytes(1000)})
     content = path.read_bytes()

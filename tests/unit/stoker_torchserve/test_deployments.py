@@ -43,10 +43,10 @@ def deployed(workspace: Workspace, server: dict[str, Any] | None = None, **setti
 
 
 @pytest.mark.parametrize("registered", [True, False])
-def test_an_archive_is_deployed_with_what_it_says(
+def test_archive_is_deployed_with_its_settings(
     tmp_path: Path, workspace: Workspace, registered: bool
 ) -> None:
-    """By our script, from its own folder, whether it is registered or not."""
+    """Stoker's entry script runs it from its own folder, registered or not."""
     path = write_mar(tmp_path, NAMED, FILES)
     if registered:
         Repository(workspace.create().models_dir).register("echo", path, now=datetime.now(UTC))
@@ -90,7 +90,7 @@ def test_a_sample_is_registered_beside_an_archive(tmp_path: Path, workspace: Wor
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"model_dir": "/tmp"}, "model_dir is for those alone"),
         ({"batching": "merge"}, "batching is one of auto, rows, none, not merge"),
@@ -99,8 +99,8 @@ def test_a_sample_is_registered_beside_an_archive(tmp_path: Path, workspace: Wor
     ],
 )
 def test_settings_that_are_not_for_archives_are_refused(
-    tmp_path: Path, workspace: Workspace, settings: dict[str, Any], said: str
+    tmp_path: Path, workspace: Workspace, settings: dict[str, Any], message: str
 ) -> None:
-    """By their name."""
-    with pytest.raises(InvalidSettings, match=said):
+    """The error names them."""
+    with pytest.raises(InvalidSettings, match=message):
         deployed(workspace, path=str(write_mar(tmp_path, NAMED, FILES)), **settings)

@@ -16,7 +16,8 @@ from tests.torchserve_archives import ECHO_HANDLER, loaded_handler, manifest_of,
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.scripts.request_batches import RequestBatches, choose_request_batches
+from stoker.scripts.request_batches import RequestBatches
+from stoker.scripts.request_batching import choose_request_batches
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
 from stoker_torchserve.handlers import HandlerRun
@@ -70,13 +71,13 @@ def load(tmp_path: Path) -> Iterator[Load]:
         yield load
 
 
-def asked(body: bytes, kind: str = "text/plain") -> ScriptRequest:
+def make_request(body: bytes, kind: str = "text/plain") -> ScriptRequest:
     head = RequestHead("POST", "/score", "", [("content-type", kind), ("X-Mine", "1")], "127.0.0.1")
     return ScriptRequest(b"id-7", body, head=head)
 
 
 def answers_of(run: HandlerRun, *bodies: bytes) -> list[ScriptAnswer]:
-    return RequestBatches(run).answers([asked(body) for body in bodies])
+    return RequestBatches(run).answers([make_request(body) for body in bodies])
 
 
 def one_module(handler: str, code: str, **fields: Any) -> tuple[dict[str, Any], dict[str, str | bytes]]:
@@ -99,7 +100,7 @@ def test_a_class_is_called_in_the_documented_order(load: Load) -> None:
 
 
 def test_one_bad_request_costs_the_others_nothing(load: Load) -> None:
-    """What the handler says of it is told to its caller: a status of its own, or that the handler has failed."""
+    """Its caller gets the handler's own status, or 500 if the handler raises."""
     run = load(*one_module("echo_handler.py", ECHO_HANDLER))
     answers = answers_of(run, b"a", b"refuse", b"b", b"fail", b"teapot", b"c")
     assert [answer.status for answer in answers] == [200, 404, 200, 500, 418, 200]
@@ -113,13 +114,15 @@ def test_one_bad_request_costs_the_others_nothing(load: Load) -> None:
 def test_a_malformed_request_does_not_reach_the_handler(load: Load) -> None:
     """Nor has it a part in the others' call."""
     run = load(STEPS, STEPS_FILES)
-    answers = RequestBatches(run).answers([asked(b"1"), asked(b"--", "multipart/form-data"), asked(b"2")])
+    answers = RequestBatches(run).answers(
+        [make_request(b"1"), make_request(b"--", "multipart/form-data"), make_request(b"2")]
+    )
     assert [answer.status for answer in answers] == [200, 400, 200]
     assert json.loads(answers[0].body)["steps"][1] == "preprocess 2"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("def handle(data, context):\n    return [] if data else None", "handle() returned 0 for 1 requests"),
         (
@@ -130,12 +133,12 @@ def test_a_malformed_request_does_not_reach_the_handler(load: Load) -> None:
     ],
 )
 def test_a_wrong_answer_is_the_handlers_fault(
-    load: Load, code: str, said: str, caplog: pytest.LogCaptureFixture
+    load: Load, code: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The caller gets 500, and the log says why."""
     (answer,) = answers_of(load(*one_module("h.py", code)), b"1")
     assert (answer.status, answer.failed) == (500, True)
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 def test_another_function_or_class_can_be_named(load: Load) -> None:
@@ -150,7 +153,7 @@ def test_another_function_or_class_can_be_named(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "code", "said"),
+    ("handler", "code", "message"),
     [
         ("h3.py", "class A: pass\n\n\nclass B: pass", "its classes: A, B"),
         ("h4.py", "x = 1", "its classes: none"),
@@ -168,9 +171,9 @@ def test_another_function_or_class_can_be_named(load: Load) -> None:
         ),
     ],
 )
-def test_handler_that_cannot_be_loaded_is_named(load: Load, handler: str, code: str, said: str) -> None:
+def test_handler_that_cannot_be_loaded_is_named(load: Load, handler: str, code: str, message: str) -> None:
     """Loading fails with one sentence that names the handler."""
-    with pytest.raises((LoadFailed, ImportError), match=said):
+    with pytest.raises((LoadFailed, ImportError), match=message):
         load(*one_module(handler, code))
 
 
@@ -182,8 +185,8 @@ def test_an_unknown_default_handler_is_refused(load: Load) -> None:
         load(manifest_of("m", "vllm_handler"), {})
 
 
-def test_the_context_says_what_the_handler_runs_on(load: Load) -> None:
-    """The GPU by its number, none on the CPU; the folder is the working directory."""
+def test_context_has_the_device_and_the_folder(load: Load) -> None:
+    """It has the number of the GPU, none on the CPU; the folder is the working directory."""
     code = "def handle(data, context):\n    return [context.system_properties] if data else None"
     for device, gpu_id in (("cpu", None), ("cuda:0", 0)):
         (answer,) = answers_of(load(*one_module("h8.py", code), device=device), b"")
@@ -241,10 +244,8 @@ def test_examples_are_unlike_the_sample(tmp_path: Path, name: str, content: byte
     ("name", "content"),
     [("s.json", b"{"), ("s.json", b"[" * 100_000), ("s.txt", b"\xff"), ("s.png", b"no image")],
 )
-def test_a_sample_that_is_not_what_its_name_says_is_refused(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
-    """As an error of the operator, without a traceback."""
+def test_sample_that_contradicts_its_name_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    """It is an error of the operator, without a traceback."""
     pytest.importorskip("PIL.Image")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadFailed, match="the sample input cannot be read"):

@@ -51,7 +51,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"modelName": None}, "model.modelName has to be a text"),
         ({"handler": ""}, "model.handler has to be a text"),
@@ -61,11 +61,11 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         ({"extraFiles": 3}, "model.extraFiles has to be file names"),
     ],
 )
-def test_invalid_manifest_field_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_invalid_manifest_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     """The error names the field, and no file outside the archive is read."""
     document = {**MNIST, "model": {**MNIST["model"], **change}}
     folder = write(tmp_path / "m", document, "mnist_cnn.pt", "mnist_handler.py", "mnist.py")
-    with pytest.raises(InvalidSettings, match=said):
+    with pytest.raises(InvalidSettings, match=message):
         read_manifest(folder)
 
 

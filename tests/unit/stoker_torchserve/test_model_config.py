@@ -34,7 +34,7 @@ def test_supported_key_becomes_a_setting(text: str, settings: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("parallelType: tp", "parallelType is not offered"),
         ("torchrun: {nproc-per-node: 4}", "torchrun is not offered"),
@@ -47,9 +47,9 @@ def test_supported_key_becomes_a_setting(text: str, settings: dict[str, Any]) ->
         ("deviceType: cpu\ndeviceIds: [1]", "leave one out"),
     ],
 )
-def test_unsupported_key_is_refused_by_name(text: str, said: str) -> None:
+def test_unsupported_key_is_refused_by_name(text: str, message: str) -> None:
     """The error names the file, the key and the value."""
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         settings_of(parse_model_config(text.encode()), "c.yaml")
     assert "c.yaml" in str(refused.value)
 

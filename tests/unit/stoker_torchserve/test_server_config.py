@@ -102,7 +102,7 @@ def test_the_management_port_is_taken_on_the_same_host(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "load_models names no model"),
         ("load_models=../x.mar", r"'\.\./x\.mar' is no name of an archive"),
@@ -120,14 +120,14 @@ def test_the_management_port_is_taken_on_the_same_host(config: Path) -> None:
         ("model_store=nowhere\nload_models=all", "nowhere is not a folder"),
     ],
 )
-def test_invalid_server_setting_is_named(config: Path, text: str, said: str) -> None:
+def test_invalid_server_setting_is_named(config: Path, text: str, message: str) -> None:
     """The error names the file, the key and the value; nothing outside the store is read."""
-    with pytest.raises(InvalidSettings, match=said):
+    with pytest.raises(InvalidSettings, match=message):
         read(config, text)
 
 
-def test_packages_are_installed_where_an_archive_names_some(config: Path) -> None:
-    """With `install_py_dep_per_model`; the others have none to install."""
+def test_packages_of_archives_with_requirements_are_installed(config: Path) -> None:
+    """This needs `install_py_dep_per_model`; the other archives have no packages."""
     named = manifest_of("three", "echo_handler.py", requirementsFile="requirements.txt")
     write_mar(
         config.parent / "store", named, {"echo_handler.py": ECHO_HANDLER, "requirements.txt": "numpy\n"}

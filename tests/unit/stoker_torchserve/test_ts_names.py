@@ -150,15 +150,15 @@ def test_name_that_is_not_provided_is_refused_at_the_load(name: str, tmp_path: P
         pass
 
 
-def test_refusal_says_what_to_do_instead(tmp_path: Path) -> None:
-    """Where there is something to do."""
+def test_refusal_names_the_alternative(tmp_path: Path) -> None:
+    """Each refused part with a counterpart in Stoker names it."""
     folder = write_handler(tmp_path / "m", "from ts.handler_utils.micro_batching import MicroBatching")
     with pytest.raises(LoadFailed, match="does not provide: set batchSize"), loaded_handler(folder):
         pass
 
 
-def test_import_whose_absence_is_expected_is_no_fault(tmp_path: Path) -> None:
-    """A `try` for an ImportError has another way, and modules that nothing imports are not looked at."""
+def test_import_inside_a_try_is_no_fault(tmp_path: Path) -> None:
+    """A `try` for an ImportError has an alternative, and modules that nothing imports are not checked."""
     code = "try:\n    import ts.launcher\nexcept ImportError:\n    pass\nfrom ts.context import *"
     folder = write_handler(tmp_path / "m", code, unused="import ts.launcher")
     with loaded_handler(folder):

@@ -89,13 +89,13 @@ def test_the_server_ends_before_it_loads_a_model_for_a_pipeline_that_cannot_be(
     settings = ServerSettings(models=(ModelSettings(path=tmp_path),))
     said = replace(settings, pipelines=(Pipeline("p", (Step("a", "triple"),)),))
     with pytest.raises(InvalidSettings, match="the pipeline p: no model 'triple' is served"):
-        serving.serve(said, Workspace(tmp_path / "w"))
+        serving.serve(said, Workspace(tmp_path / "w"), 0.0)
     ensemble = tmp_path / "q" / "config.pbtxt"
     ensemble.parent.mkdir()
     step = 'model_name: "triple" input_map { key: "x" value: "i" } output_map { key: "y" value: "o" }'
     ensemble.write_text(f"ensemble_scheduling {{ step {{ {step} }} }}")
     with pytest.raises(InvalidSettings, match="the pipeline q: no model 'triple' is served"):
-        serving.serve(replace(settings, exit_on_error=True), Workspace(tmp_path / "w"))
+        serving.serve(replace(settings, exit_on_error=True), Workspace(tmp_path / "w"), 0.0)
 
 
 def test_an_ensemble_that_cannot_be_asked_keeps_nothing_else_from_being_served() -> None:

@@ -422,7 +422,7 @@ def test_a_load_that_would_come_too_late_is_refused(play: Callable[..., None]) -
     async def scene(stage: Stage) -> None:
         first = asyncio.ensure_future(stage.residency.wake("a", 1, 60.0))
         await asyncio.sleep(0)
-        with pytest.raises(NotReady, match="loads of 1 other models come first") as caught:
+        with pytest.raises(NotReady, match="loads of 1 other model come first") as caught:
             await stage.residency.wake("b", 1, 0.9)
         assert caught.value.retry_after_s == 1
         await asyncio.gather(first, stage.residency.wake("b", 1, 1.1))

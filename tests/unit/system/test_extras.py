@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
@@ -48,6 +49,9 @@ DECLARED = [
 ]
 
 
+CONSTRAINTS = shlex.quote(str(Path(__file__).parents[3] / "constraints.txt"))
+
+
 @pytest.fixture
 def other_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution with other extras."""
@@ -85,16 +89,15 @@ def test_extra_adds_requirements_of_this_machine() -> None:
     ("extra", "named"),
     [
         # Quoted, since < and > are the shell's; without what is there in a version that will do.
-        (("tests",), ["it", "'not-there<3,>=2'"]),
-        (("newer",), ["it", "'pytest>=9999'"]),
-        (("newer", "tests"), ["them", "'pytest>=9999'", "'not-there<3,>=2'"]),
+        (("tests",), ["'not-there<3,>=2'"]),
+        (("newer",), ["'pytest>=9999'"]),
+        (("newer", "tests"), ["'pytest>=9999'", "'not-there<3,>=2'"]),
     ],
 )
 def test_missing_packages_are_named_with_their_command(extra: tuple[str, ...], named: list[str]) -> None:
     """The command is for this Python, and names the packages themselves."""
-    pronoun, *packages = named
-    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(packages)}"
-    assert how_to_install(*extra) == f"install {pronoun} with: {command}"
+    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(named)}"
+    assert how_to_install(*extra) == f"install it with: {command} -c {CONSTRAINTS}"
 
 
 def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +105,16 @@ def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.Monkey
     monkeypatch.setattr(metadata, "requires", lambda _: DECLARED)
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     expected = f"uv pip install --python {shlex.quote(sys.executable)} 'pytest>=9999'"
-    assert how_to_install("newer").endswith(expected)
+    assert how_to_install("newer").endswith(f"{expected} -c {CONSTRAINTS}")
 
 
 @pytest.mark.parametrize("extra", sorted(metadata.metadata("stoker").get_all("Provides-Extra") or ()))
 def test_no_command_names_stoker(extra: str) -> None:
     """On the index that name is somebody else's."""
     command = how_to_install(extra).partition(" install ")[2]
-    names = {Requirement(text).name for text in shlex.split(command)}
+    packages, _, constraints = command.partition(" -c ")
+    assert Path(constraints).name == "constraints.txt"
+    names = {Requirement(text).name for text in shlex.split(packages)}
     assert names
     assert not {name for name in names if "stoker" in name}
 
@@ -163,10 +168,26 @@ def test_a_distribution_of_stokers_own_is_a_folder_of_the_clone(
     if in_clone:
         for folder in extras.FOLDERS.values():
             (outside / folder).mkdir(parents=True, exist_ok=True)
+        (outside / "constraints.txt").touch()
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     place, clone = ("", outside) if in_clone else (", in a clone of Stoker,", ".")
     wanted = named.format(place=place, pip=pip, clone=clone)
-    assert how_to_install(extra) == wanted.replace("'./models'", "./models")
+    constraints = f" -c {outside / 'constraints.txt'}" if in_clone else ""
+    assert how_to_install(extra) == wanted.replace("'./models'", "./models") + constraints
+
+
+def test_stoker_that_was_installed_from_a_clone_has_its_constraints(
+    install: Callable[..., Path], outside: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The record of pip says where it was; a clone that is gone by now has none."""
+    packages, clone = install("site-packages", stoker="1"), tmp_path / "a clone"
+    (packages / "stoker-1.dist-info" / "direct_url.json").write_text(json.dumps({"url": clone.as_uri()}))
+    monkeypatch.setattr(metadata, "requires", lambda _: DECLARED)
+    assert "-c" not in shlex.split(how_to_install("tests"))
+    for folder in extras.FOLDERS.values():
+        (clone / folder).mkdir(parents=True, exist_ok=True)
+    (clone / "constraints.txt").touch()
+    assert shlex.split(how_to_install("tests"))[-2:] == ["-c", str(clone / "constraints.txt")]
 
 
 def test_modules_alone_know_no_packages(install: Callable[..., Path]) -> None:
@@ -216,7 +237,7 @@ def test_the_start_says_that_builds_clash(
     monkeypatch.setattr(serving, "onnx_clash", lambda: "both are installed")
     nothing = ServerSettings(models=(ModelSettings(path=tmp_path / "nothing.onnx"),))
     with caplog.at_level(logging.WARNING), pytest.raises(OperatorError, match=r"nothing\.onnx"):
-        serving.serve(nothing, Workspace(tmp_path / "workspace"))
+        serving.serve(nothing, Workspace(tmp_path / "workspace"), 0.0)
     assert [record.getMessage() for record in caplog.records] == ["both are installed"]
 
 

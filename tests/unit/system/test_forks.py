@@ -24,9 +24,11 @@ from stoker.arena import Arena, Outcome
 from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import DEVICE_END
 from stoker.device.lanes import Lane, SecondConsumer
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.coroutines import SharedLoop, finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import SharedLoop, Watchdog, finish
-from stoker.scripts.handles import GatheredCalls, redirect_calls
+from stoker.scripts.gathered_calls import GatheredCalls
+from stoker.scripts.interception import redirect_calls
 from stoker.scripts.invocation import ScriptCalls
 from stoker.system.forks import CHILDREN, call_in_this_process
 from stoker.wire.script_requests import RequestHead, ScriptRequest
@@ -428,7 +430,7 @@ class _Closed:
 
 
 def _from_desk(number: int) -> int:
-    from stoker.scripts.handles import _intercepted
+    from stoker.scripts.interception import _intercepted
 
     return int(_intercepted(lambda handle, given: given + 1, "puppet")(None, number))
 
@@ -447,7 +449,7 @@ def test_multiprocessing_goes_on_working() -> None:
 
 LEAVES = """
 import atexit, os, sys
-from stoker.scripts.environment import leave_script_process
+from stoker.scripts.script_process import leave_script_process
 
 def note(name):
     # At once: the other process writes too.

@@ -1,4 +1,4 @@
-"""What differs between the answers of two versions: by field, by class, and over many requests."""
+"""Differences between the answers of two versions: by field, by class, and over many requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ comparisons = st.builds(
 
 
 def result(old: Any, new: Any, tolerance: float = 1e-3) -> str:
-    """What comes of comparing two arrays."""
+    """The result of comparing two arrays."""
     (only,) = compare({"y": np.array(old)}, {"y": np.array(new)}, tolerance).results
     return only
 
@@ -92,7 +92,7 @@ def test_answers_agree_exactly_within_the_tolerance(row: np.ndarray, tolerance: 
     ],
 )
 def test_each_request_has_one_result(old: Any, new: Any, expected: str) -> None:
-    """Whatever was not finite before may be so after; whole numbers are equal or not."""
+    """Numbers not finite before may stay so; whole numbers are equal or different."""
     assert result(old, new) == expected
 
 
@@ -126,8 +126,8 @@ def test_classes_flip_where_answers_look_like_scores(
     assert (field.classified, field.flipped) == (classified, flipped)
 
 
-def test_a_comparison_says_in_a_line_what_differs() -> None:
-    """It is in the log and in the error of a load."""
+def test_str_of_a_comparison_sums_up_its_differences() -> None:
+    """The line is in the log and in the error of a load."""
     old, new = {"p": np.array([[0.1, 0.9]])}, {"p": np.array([[0.6, 0.4]])}
     whole = compare(old, new, 1e-3, 10, 20) + compare(old, old, 1e-3, 10, 20)
     assert str(whole) == (

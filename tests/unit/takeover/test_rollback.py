@@ -1,4 +1,4 @@
-"""When a new version loses its part of the requests, and when nothing can be said."""
+"""When a new version loses its part of the requests, and when too few requests allow no judgement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted(requests: int, failed: int = 0, times: tuple[int, ...] = FAST) -> Co
 
 
 def reason_to_roll_back(old: Counters, new: Counters, bounds: Bounds | None = None) -> str | None:
-    """What is said of versions that began with nothing."""
+    """The trial's verdict of versions whose counters began at zero."""
     trial = Trial(bounds or Bounds(), BOUNDS_S)
     nothing = Counters(times=(0,) * 5)
     assert trial.check(0.0, nothing, nothing) is None
@@ -46,10 +46,10 @@ def test_little_says_nothing_and_a_version_that_is_no_worse_stays(
 
 @FEW
 @given(st.integers(100, 5000), st.integers(100, 5000))
-def test_a_version_that_always_fails_is_found_as_soon_as_something_is_said(old: int, new: int) -> None:
-    """And the reason says what was counted."""
-    said = reason_to_roll_back(counted(old), counted(new, new))
-    assert said == f"{new} of its {new} requests have failed, of the others 0 of {old}"
+def test_version_that_always_fails_is_found_with_a_hundred_requests(old: int, new: int) -> None:
+    """The reason has the counts."""
+    reason = reason_to_roll_back(counted(old), counted(new, new))
+    assert reason == f"{new} of its {new} requests have failed, of the others 0 of {old}"
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_version_that_always_fails_is_found_as_soon_as_something_is_said(old: 
     [(40, 0.01, False), (18, 0.01, True), (40, 0.1, True), (3, 0.0, True), (20, 0.0, False)],
 )
 def test_more_errors_have_to_be_certain(failed: int, error_rate: float, stays: bool) -> None:
-    """Of 1,000 requests: chance and what is allowed do not count."""
-    said = reason_to_roll_back(counted(1000), counted(1000, failed), Bounds(error_rate=error_rate))
-    assert (said is None) == stays
+    """Of 1,000 requests, errors by chance and within the allowed rate do not count."""
+    reason = reason_to_roll_back(counted(1000), counted(1000, failed), Bounds(error_rate=error_rate))
+    assert (reason is None) == stays
 
 
 def test_chance_takes_no_weight_away() -> None:
@@ -88,7 +88,7 @@ def test_a_version_that_is_slower_for_certain_loses_its_weight() -> None:
 
 
 def test_only_the_last_minutes_count() -> None:
-    """What both did before the trial or five minutes ago is forgotten."""
+    """Requests before the trial or more than five minutes ago do not count."""
     trial = Trial(Bounds(), BOUNDS_S)
     bad = counted(1000, 1000)
     assert trial.check(0.0, counted(1000), bad) is None

@@ -13,7 +13,7 @@ from stoker.takeover.traffic_split import RoundRobin, Split
 FEW = settings(STEADY, max_examples=30)
 
 weights = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), min_size=1).filter(
-    lambda some: sum(some.values()) > 0
+    lambda shares: sum(shares.values()) > 0
 )
 values = st.binary(min_size=1, max_size=8)
 
@@ -37,19 +37,17 @@ def test_nobody_has_a_turn_without_a_weight() -> None:
 
 @FEW
 @given(values, st.integers(0, 99), st.integers(0, 99))
-def test_a_caller_who_has_the_new_version_keeps_it_while_its_weight_grows(
-    value: bytes, some: int, more: int
-) -> None:
-    """With the same value the same version, in every frontend."""
-    fewer, larger = sorted((some, more))
-    before, after = (Split({"3": 100 - share, "7": share}, b"x-user") for share in (fewer, larger))
+def test_caller_keeps_the_new_version_while_its_weight_grows(value: bytes, share: int, more: int) -> None:
+    """A value gets the same version in every frontend."""
+    fewer, larger = sorted((share, more))
+    before, after = (Split({"3": 100 - percent, "7": percent}, b"x-user") for percent in (fewer, larger))
     assert before.next(value) == Split({"3": 100 - fewer, "7": fewer}, b"x-user").next(value)
     if before.next(value) == "7":
         assert after.next(value) == "7"
 
 
-def test_values_are_spread_by_weight_and_nothing_sticks_unless_it_was_asked_for() -> None:
-    """A caller without the header takes a turn."""
+def test_only_callers_with_the_header_keep_their_version() -> None:
+    """Their values are spread by weight; callers without the header take turns."""
     split = Split({"3": 90, "7": 10}, b"x-user")
     spread = Counter(split.next(b"user %d" % number) for number in range(2000))
     assert 150 < spread["7"] < 250

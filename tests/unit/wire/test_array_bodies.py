@@ -20,7 +20,7 @@ WORDS = TensorInfo("words", "string", (-1,))
 
 
 def npy(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
-    """What numpy writes."""
+    """An array as numpy writes it."""
     file = io.BytesIO()
     np.lib.format.write_array(file, array, version, allow_pickle=False)
     return file.getvalue()
@@ -56,8 +56,8 @@ def test_a_dtype_of_the_same_kind_is_cast() -> None:
         decode_octets(struct.pack("<2d", 1e300, 0), ROWS, "float64", None)
 
 
-def test_booleans_are_not_what_their_bytes_are() -> None:
-    """Any byte but zero is true."""
+def test_octets_of_booleans_become_true_unless_zero() -> None:
+    """Each byte becomes 0 or 1."""
     flags = TensorInfo("x", "bool", (-1,))
     array = decode_octets(b"\0\1\xff", flags, None, None)
     assert array.view(np.uint8).tolist() == [0, 1, 1]
@@ -201,8 +201,8 @@ def test_strings_that_are_no_unicode_are_malformed() -> None:
         ),
     )
 )
-def test_no_bytes_end_in_anything_but_a_refusal_or_an_array(body: bytes) -> None:
-    """Whatever comes: an array of the model's dtype, or an error that the caller is told."""
+def test_random_bytes_give_an_array_or_a_refusal(body: bytes) -> None:
+    """The array has the model's dtype, and the refusal is the caller's error."""
     for info in (ROWS, WORDS, TensorInfo("x", "int8", ())):
         try:
             array = decode_npy(body, info)

@@ -22,7 +22,7 @@ def halves(*rows: tuple[float, float]) -> np.ndarray:
 
 
 def test_rows_are_read_and_written_as_numbers() -> None:
-    """What a caller gets back is the number that the model got, whose 8 bits of precision JSON shows in full."""
+    """A caller gets back the model's number, with its 8 bits of precision in full."""
     (rows,) = ScoringDecoder(SIGNATURE).decode(b'{"data": [[0.1, 2], [-3, 1e-30]]}')
     answer = rows.astype(SPEC.numpy_dtype)
     written = json.loads(encode_outputs([SPEC], [answer]))

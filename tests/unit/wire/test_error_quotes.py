@@ -1,4 +1,4 @@
-"""What messages repeat of a caller's own texts."""
+"""Error messages quote little of a caller's texts."""
 
 import json
 from collections.abc import Callable
@@ -115,8 +115,8 @@ def _predict(document: Any) -> None:
         lambda: read_config("m", json.dumps({str(n): 1 for n in range(5000)})),
     ],
 )
-def test_messages_repeat_little_of_what_was_sent(ask: Callable[[], None]) -> None:
-    """However long a name or value is, the message about it is short, and says enough to find it."""
+def test_messages_shorten_long_names_and_values(ask: Callable[[], None]) -> None:
+    """The message is short, and long enough to find the fault."""
     with pytest.raises(StokerError) as refused:
         ask()
     assert 20 < len(str(refused.value)) < 400

@@ -74,8 +74,8 @@ def before_data(extra: bytes) -> bytes:
         ("WEBP", {"exif": EXIF}),
     ],
 )
-def test_the_size_is_what_the_decoder_says(kind: str, options: dict[str, Any]) -> None:
-    """Width and height are read of each format, and what holds nothing but pixels is shown as it is."""
+def test_size_equals_the_decoders(kind: str, options: dict[str, Any]) -> None:
+    """Width and height are read of each format; a file of pixels alone is passed on unchanged."""
     content = encoded(kind, **options)
     file = read(content)
     assert (file.kind, file.width, file.height) == (kind, 20, 30)
@@ -110,7 +110,7 @@ def test_odd_exif_blocks_are_read_or_passed_over(exif: bytes, orientation: int) 
 
 
 def test_a_decoder_does_not_see_metadata() -> None:
-    """What is not needed for the pixels is left out, stray bytes too, and the pixels are the same."""
+    """Metadata and stray bytes are left out, and the pixels stay the same."""
     metadata = (
         segment(0xE1, b"Exif\0\0" + EXIF), segment(0xE2, b"ICC_PROFILE\0\1\1"), segment(0xFE, b"a comment"), b"\0",
     )  # fmt: skip

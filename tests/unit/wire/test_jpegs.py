@@ -46,7 +46,7 @@ def rows(image: ImageInput, body: bytes) -> np.ndarray:
 
 
 def by_pillow(image: ImageInput, body: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """What a frontend without simplejpeg gives."""
+    """The rows of a frontend without simplejpeg."""
     with monkeypatch.context() as patch:
         patch.setattr(jpegs, "jpeg_library", lambda: None)
         return rows(image, body)
@@ -143,5 +143,5 @@ def test_cut_jpeg_is_refused_and_damaged_one_read_as_by_pillow(
 
 
 def test_another_size_than_was_checked_is_left_to_pillow() -> None:
-    """Which refuses it."""
+    """Pillow then refuses it."""
     assert decode_jpeg(jpeg(), (45, 60), (45, 60), "precise") is None

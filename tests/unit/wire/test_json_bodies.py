@@ -1,4 +1,4 @@
-"""What JSON bodies may hold, and what they are made of before anybody looks inside."""
+"""JSON bodies: their depth, numbers as numpy prints them, and checks before parsing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nesting_depth_is_the_depth(value: Any) -> None:
     st.lists(st.sampled_from([b"[", b"{", b"]", b"}", b"x"]), max_size=30).map(b"".join), st.integers(0, 12)
 )
 def test_the_quick_look_at_the_depth_says_the_same(body: bytes, levels: int) -> None:
-    """Whatever brackets stand in a text, in order or not, a bound that is looked at first changes no result."""
+    """For any brackets, in order or not, the early bound does not change the result."""
     assert nests_deeper(body, levels) == (nesting_depth(body) > levels)
 
 
@@ -121,8 +121,8 @@ def test_scalars_of_numpy_are_read(body: bytes, value: object) -> None:
         *("np.float64(1)2", "np.float64(1)np.float64(2)", "3np.float64(1)", "-np.float64(1)"),
     ],
 )
-def test_everything_else_of_numpy_stays_no_json(scalar: str) -> None:
-    """What could mean anything but one number is refused, as any other word."""
+def test_other_texts_of_numpy_are_refused(scalar: str) -> None:
+    """A text that is not exactly one number of numpy is refused as any other word."""
     with pytest.raises(MalformedBody):
         parse_document(f'{{"data": [[{scalar}]]}}'.encode())
     with pytest.raises(MalformedBody):
@@ -226,13 +226,13 @@ def spoil(inputs: Any) -> list[np.ndarray]:
 def bodies(*rows: list[float]) -> dict[str, bytes]:
     """Requests of all protocols with these rows, by their paths."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [len(rows), 2], "data": rows}
-    asked: dict[str, Any] = {
+    requests: dict[str, Any] = {
         "/score": {"data": rows},
         "/v2/models/model/infer": {"inputs": [tensor]},
         "/v1/models/model:predict": {"instances": rows},
         "/v1/models/model:classify": {"examples": [{"x": row} for row in rows]},
     }
-    return {path: json.dumps(body).encode() for path, body in asked.items()}
+    return {path: json.dumps(body).encode() for path, body in requests.items()}
 
 
 @pytest.mark.parametrize("non_finite", NON_FINITE)

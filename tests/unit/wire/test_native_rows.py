@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,9 @@ def read(body: bytes, *row_shape: int) -> bytes | None:
 
 
 def result(decoder: ScoringDecoder, body: bytes, row_shape: tuple[int, ...] | None = None) -> Any:
-    """What is stored in the rows of the model, bit for bit, or the error.
+    """The bits stored in the rows of the model, or the error.
 
-    With a shape, the decoder gets memory of a row, and what it has written there counts.
+    With a shape, the decoder gets memory of a row and writes there.
     """
     row = None if row_shape is None else np.full((1, *row_shape), np.nan, np.float32)
     try:
@@ -72,7 +73,7 @@ def _of_bits(chance: random.Random) -> str:
 
 
 def _between_floats(chance: random.Random) -> str:
-    """What lies in the middle of two floats: the double is exact, and the float is the even one."""
+    """The middle of two floats: exact as a double, rounded to the even one as a float."""
     low = np.float32(chance.uniform(-1e6, 1e6))
     return repr((float(low) + float(np.nextafter(low, np.float32(np.inf)))) / 2)
 
@@ -216,8 +217,8 @@ def test_rows_are_taken(body: bytes) -> None:
         b'\xef\xbb\xbf{"data": [[1,2,3]]}',
     ],
 )
-def test_anything_else_is_left_alone(body: bytes) -> None:
-    """What it means is decided elsewhere."""
+def test_other_bodies_are_left_to_other_readers(body: bytes) -> None:
+    """The fast reader gives None for each."""
     assert read(body, 3) is None
 
 
@@ -267,13 +268,29 @@ def test_a_single_row_is_written_where_it_is_to_lie() -> None:
 
 
 def test_a_variable_leaves_it_out() -> None:
-    """The server runs as where it is not installed."""
+    """The server then runs as without the package."""
     code = "from stoker.wire import nested_lists as it; print(it.float32_rows_into, it.native_rows_note())"
     for value, word in (("0", "None rows are read by simdjson"), ("1", "in C++")):
-        said = subprocess.run(
+        run = subprocess.run(
             [sys.executable, "-c", code], env={SWITCH: value}, capture_output=True, text=True, check=True
         )
-        assert word in said.stdout
+        assert word in run.stdout
+
+
+def test_note_says_why_rows_are_not_read_in_c_plus_plus(tmp_path: Path) -> None:
+    """The package without its extension is there after an installation without a compiler."""
+    code = "from stoker.wire.nested_lists import native_rows_note; print(native_rows_note())"
+    (tmp_path / "stoker_native").mkdir()
+    package = Path(stoker_native.__file__).read_bytes()
+    (tmp_path / "stoker_native" / "__init__.py").write_bytes(package)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "there was no C++17 compiler when stoker-native was installed" in process.stdout
 
 
 def test_long_bodies_are_read_without_the_interpreter_lock() -> None:

@@ -100,7 +100,7 @@ def test_elements_are_never_coerced(kind: str, taken: list[Any], refused: list[A
 
 @pytest.mark.parametrize(("kind", "number"), [("i", 2**63), ("u", -1), ("u", 2**64), ("f", 10**400)])
 def test_numbers_beyond_the_widest_dtype_overflow(kind: str, number: int) -> None:
-    """Whatever stands beside them."""
+    """One such number beside others is enough."""
     with pytest.raises(OverflowError):
         numbers(elements_of([0, number]), kind)
 

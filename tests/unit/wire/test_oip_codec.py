@@ -29,7 +29,7 @@ K = np.array([7, 8])
 OUTPUTS = {"y": X[:, :2], "words": np.array([b"a", b"bc"], object)}
 
 
-def request(order: str = "xk", *, json_input: str = "", **said: Any) -> tuple[bytes, int]:
+def request(order: str = "xk", *, json_input: str = "", **fields: Any) -> tuple[bytes, int]:
     """A request for both inputs, in this order, one of them as JSON perhaps; and the length of its JSON."""
     arrays = {"x": X, "k": K}
     inputs: list[dict[str, Any]] = []
@@ -43,13 +43,13 @@ def request(order: str = "xk", *, json_input: str = "", **said: Any) -> tuple[by
         else:
             entry["parameters"] = {"binary_data_size": array.nbytes}
         inputs.append(entry)
-    text = json.dumps({**said, "inputs": inputs}).encode()
+    text = json.dumps({**fields, "inputs": inputs}).encode()
     data = b"".join(arrays[name].tobytes() for name in order if name != json_input)
     return text + data, len(text)
 
 
 def outcome(decode: Any, *arguments: Any) -> Any:
-    """What a decoder returns, in a form that can be compared, or its error."""
+    """The decoder's result in a comparable form, or its error."""
     try:
         decoded = decode(*arguments)
     except StokerError as error:
@@ -68,7 +68,7 @@ def assert_same(codec: InferCodec, body: bytes, json_bytes: int | None) -> None:
 @pytest.mark.parametrize("order", ["xk", "kx"])
 @pytest.mark.parametrize("json_input", ["", "x", "k"])
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {},
         {"id": "a-1"},
@@ -81,9 +81,9 @@ def assert_same(codec: InferCodec, body: bytes, json_bytes: int | None) -> None:
     ],
     ids=str,
 )
-def test_requests_are_decoded_as_ever(order: str, json_input: str, said: dict[str, Any]) -> None:
-    """Whatever a request says, from memory it reads the same."""
-    assert_same(InferCodec("m", "1", TENSORS), *request(order, json_input=json_input, **said))
+def test_requests_are_decoded_as_ever(order: str, json_input: str, fields: dict[str, Any]) -> None:
+    """A request decoded from memory equals one decoded anew."""
+    assert_same(InferCodec("m", "1", TENSORS), *request(order, json_input=json_input, **fields))
 
 
 def test_other_data_and_another_id_are_of_that_request() -> None:
@@ -151,7 +151,7 @@ def test_changed_bytes_make_no_difference(changes: list[tuple[int, bytes]], json
 def test_answers_are_encoded_as_ever(
     wanted: tuple[WantedOutput, ...], y: np.ndarray, identifier: str
 ) -> None:
-    """Whatever was asked for, an answer from memory has the same bytes."""
+    """An answer from memory has the same bytes for each choice of outputs."""
 
     def encoded(encode: Any) -> Any:
         try:
@@ -160,7 +160,7 @@ def test_answers_are_encoded_as_ever(
             return type(error), str(error)
 
     codec = InferCodec("m", "1", TENSORS)
-    expected = encoded(lambda asked, outputs: encode_infer("m", "1", asked, outputs, batched=True))
+    expected = encoded(lambda request, outputs: encode_infer("m", "1", request, outputs, batched=True))
     assert [encoded(codec.encode) for _ in range(2)] == [expected] * 2
 
 

@@ -31,7 +31,7 @@ CODEC = InferCodec("m", "1", TENSORS)
 
 
 def outcome(decode: Any, *arguments: Any) -> Any:
-    """What a decoder returns, bit for bit, or its error."""
+    """The bits that a decoder returns, or its error."""
     try:
         decoded = decode(*arguments)
     except StokerError as error:
@@ -69,7 +69,7 @@ MEMBERS: dict[str, Any] = {
 @settings(STEADY, max_examples=250)
 @given(st.integers(0, 2), st.lists(st.sampled_from(sorted(MEMBERS)), max_size=2, unique=True), st.data())
 def test_both_ways_to_read_a_request_agree(place: int, changed: list[str], data: st.DataObject) -> None:
-    """Whatever stands in the members of an input: the answer, or the error and its words, are the same."""
+    """For any members of an input, the result or the error and its words are equal."""
     request = json.loads(json.dumps(PLAIN))
     for name in changed:
         request["inputs"][place][name] = data.draw(MEMBERS[name], label=name)
@@ -128,11 +128,11 @@ def test_a_body_does_not_hinder_the_next() -> None:
 
 
 def test_a_model_with_other_inputs_too_has_its_requests_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One input that cannot be read here is in each request: no other one of it is looked at in vain."""
+    """Each of its requests has an input that the fast reader cannot read, so that tries no other input."""
     texts = TensorInfo("s", "string", (-1,))
     tensors = ModelTensors((*TENSORS.inputs, texts), TENSORS.outputs, batched=True)
-    said = {"name": "s", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
-    body = json.dumps({"inputs": [*PLAIN["inputs"], said]}).encode()
+    text_input = {"name": "s", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}
+    body = json.dumps({"inputs": [*PLAIN["inputs"], text_input]}).encode()
     parsed: list[bytes] = []
     monkeypatch.setattr(NumberLists, "_read", lambda _, body: parsed.append(body))
     InferCodec("m", "1", TENSORS).decode(TEXT, None)

@@ -116,8 +116,8 @@ def test_a_raw_body_that_does_not_fit_is_refused(tensors: ModelTensors, body: by
         decode_infer("m", tensors, body, 0)
 
 
-def test_outputs_are_asked_for() -> None:
-    """In the caller's order; what it says of one output wins over what it says of all."""
+def test_requested_outputs_have_order_and_form() -> None:
+    """They have the caller's order, and parameters of one output win over those of all."""
     request = decode(
         model(X),
         tensor(X, [1, 2], data=[1, 2]),
@@ -129,10 +129,10 @@ def test_outputs_are_asked_for() -> None:
     )
     assert request.wanted == (WantedOutput("z", binary=True), WantedOutput("y", binary=False, classes=2))
     assert request.timeout_ns == 1_500_000
-    everything = decode(
+    all_outputs = decode(
         model(X), tensor(X, [1, 2], data=[1, 2]), outputs=[], parameters={"binary_data_output": True}
     )
-    assert everything.wanted == tuple(WantedOutput(name, binary=True) for name in BOTH)
+    assert all_outputs.wanted == tuple(WantedOutput(name, binary=True) for name in BOTH)
 
 
 GOOD = tensor(X, [1, 2], data=[1, 2])
@@ -313,7 +313,7 @@ def test_output_that_json_cannot_hold_is_refused() -> None:
 @settings(STEADY, max_examples=150)
 @given(st.data(), st.sampled_from(sorted(NUMERIC_DTYPES)), st.booleans())
 def test_tensors_come_back_bit_for_bit(data: st.DataObject, dtype: str, binary: bool) -> None:
-    """What one side writes as an output, the other reads as an input."""
+    """One side's output is read by the other as an input."""
     array = data.draw(numbers(dtype, st.tuples(st.integers(0, 3), st.integers(0, 3))))
     if dtype == "float16":
         binary = True
@@ -362,8 +362,8 @@ def test_classes_have_the_names_of_the_columns() -> None:
     tensors = ModelTensors((TensorInfo("x", "float32", (-1, 1)),), (columns,), batched=True)
     outputs = [{"name": "y", "parameters": {"classification": 3}}]
     request = decode(tensors, tensor(tensors.inputs[0], [1, 1], data=[1]), outputs=outputs)
-    told, _ = answer(request, {"y": np.array([[0.5, 3, 2]], np.float32)})
-    assert told["outputs"][0]["data"] == ["3.000000:1", "2.000000:2:a: b", "0.500000:0:cat"]
+    written, _ = answer(request, {"y": np.array([[0.5, 3, 2]], np.float32)})
+    assert written["outputs"][0]["data"] == ["3.000000:1", "2.000000:2:a: b", "0.500000:0:cat"]
     assert classify("y", np.arange(2)[None], 2, ("cat",), batched=True).tolist() == [[b"1:1", b"0:0:cat"]]
 
 
@@ -387,8 +387,8 @@ def test_output_that_cannot_be_classified_is_refused(array: np.ndarray) -> None:
 
 @settings(STEADY, max_examples=200)
 @given(st.binary(max_size=200), st.one_of(st.none(), st.integers(-1, 220)))
-def test_no_bytes_end_in_anything_but_a_refusal(body: bytes, json_bytes: int | None) -> None:
-    """Noise is refused as the caller's mistake."""
+def test_random_bytes_are_refused(body: bytes, json_bytes: int | None) -> None:
+    """The refusal is the caller's error."""
     try:
         decode_infer("m", model(X, WORDS), body, json_bytes)
     except RequestError:

@@ -47,8 +47,8 @@ def test_packed_tensors_come_back(tensors: dict[str, np.ndarray]) -> None:
         assert back[name].tolist() == array.tolist() or back[name].tobytes() == array.tobytes()
 
 
-def test_a_row_says_which_signature_it_is_for() -> None:
-    """Behind its tensors, which stay as they are; empty for the default one."""
+def test_row_names_its_signature() -> None:
+    """The name follows the tensors, which stay unchanged; it is empty for the default signature."""
     tensors = {"x": np.arange(3, dtype=np.int8)}
     for name in ("", "embed", "é"):
         row = pack(tensors, name)

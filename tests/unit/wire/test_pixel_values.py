@@ -1,4 +1,4 @@
-"""What pixels become in a row."""
+"""The values of pixels in a row."""
 
 from __future__ import annotations
 

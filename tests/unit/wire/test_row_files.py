@@ -19,8 +19,8 @@ ZIPPED = gzip.compress(RAW, mtime=0)
 
 @pytest.mark.parametrize("content", [RAW, ZIPPED], ids=["raw", "gzip"])
 @pytest.mark.parametrize("name", ["images", "images.gz"])
-def test_raw_and_gzip_files_read_the_same_whatever_their_name(tmp_path, content, name):
-    """Compression is told by the file's first bytes, so a wrong ending does no harm."""
+def test_raw_and_gzip_files_are_read_under_any_name(tmp_path, content, name):
+    """Compression is recognised by the file's first bytes, so a wrong ending does no harm."""
     path = tmp_path / name
     path.write_bytes(content)
     np.testing.assert_array_equal(read_idx(path, dimensions=3), IMAGES)

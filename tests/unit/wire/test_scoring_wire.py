@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 def reference(body: bytes, signature: Signature) -> list[Any]:
-    """What a body says, as nested lists, one per input; slow and plain."""
+    """The nested lists of a body, one per input; slow and plain."""
 
     def no_constant(token: str) -> None:
         raise Refused(token)
@@ -189,7 +189,7 @@ def good_bodies(draw: st.DrawFn) -> tuple[str, bytes]:
 @STEADY
 @given(good_bodies())
 def test_good_bodies_are_read_as_the_reference_reads_them(case: tuple[str, bytes]) -> None:
-    """Whatever shape, dtype, number of inputs and white space, the arrays hold what the body says."""
+    """The arrays hold the body's numbers for any shape, dtype, number of inputs and white space."""
     name, body = case
     reference(body, SIGNATURES[name])
     check_against_reference(name, body)
@@ -268,7 +268,7 @@ odd_columns = st.lists(st.integers(0, 3) | odd_values, max_size=3)
 @example({"a": [1, 2], "k": [1], "on": [[1, 2], [3, 4]]})
 @example({"a": [], "k": [], "on": []})
 def test_odd_columns_are_never_misread(data: dict[str, Any]) -> None:
-    """What is wrong with one input is not made up for by another."""
+    """A fault in one input is found, with any other inputs beside it."""
     check_against_reference(COLUMNS, json.dumps({"data": data}).encode())
 
 
@@ -448,7 +448,7 @@ FLOAT_DTYPES = ["float16", "float32", "float64"]
     )
 )
 def test_answers_round_trip(output: np.ndarray) -> None:
-    """What a caller reads back is bit for bit what the model gave, NaN and infinities included."""
+    """A caller reads back the model's numbers bit for bit, NaN and infinities included."""
     text = encode_outputs([TensorSpec("y", output.dtype.name, output.shape[1:])], [output])
     read = np.array(json.loads(text), output.dtype).reshape(output.shape)
     np.testing.assert_array_equal(read, output)
@@ -473,7 +473,7 @@ def test_non_finite_numbers_are_written_as_by_azure(dtype: str) -> None:
         )
     )
 )
-def test_rows_written_together_are_what_each_is_alone(output: np.ndarray) -> None:
+def test_rows_written_together_equal_rows_written_alone(output: np.ndarray) -> None:
     """One pass over the rows of many callers gives each the bytes that it would have got by itself."""
     spec = TensorSpec("y", output.dtype.name, output.shape[1:])
     alone = [encode_outputs([spec], [output[index : index + 1]]) for index in range(len(output))]

@@ -19,7 +19,7 @@ def texts(*values: bytes) -> np.ndarray:
 
 
 def test_a_body_is_taken_as_it_is() -> None:
-    """Whatever it is, JSON or not."""
+    """This holds for JSON and other bytes."""
     assert body_of("m", {"raw_data": texts(b"\xff no JSON")}) == b"\xff no JSON"
     assert body_of("m", {"raw_data": texts(b"{}").reshape(1, 1)}) == b"{}"
 
@@ -83,8 +83,8 @@ def test_members_of_pieces_become_tensors(member: Any, dtype: type, listed: list
     assert (array.dtype, array.tolist()) == (np.dtype(dtype), listed)
 
 
-def test_a_piece_has_what_it_has() -> None:
-    """The piece itself is its JSON; members that are not there are left out, of pieces that are no objects too."""
+def test_outputs_of_a_piece_are_its_members() -> None:
+    """The output `piece` is its JSON; missing members are left out, and all members of pieces that are no objects."""
     assert outputs_of(b"[1, 2]", ["piece"])["piece"].tolist() == [b"[1, 2]"]
     assert list(outputs_of(b'{"a": 1}', ["b", "piece", "a"])) == ["piece", "a"]
     assert outputs_of(b"3", ["a"]) == {}

@@ -33,7 +33,7 @@ MODELS = {
 
 
 def result(decode: Callable[[bytes], dict[str, np.ndarray]], body: bytes) -> Any:
-    """What came out, bit for bit, or the error."""
+    """The bits of the result, or the error."""
     try:
         return [(name, array.dtype, array.shape, array.tobytes()) for name, array in decode(body).items()]
     except StokerError as error:
@@ -99,7 +99,7 @@ def test_both_paths_have_one_result(name: str) -> None:
     ],
 )
 def test_numbers_never_become_lists_of_python(monkeypatch: pytest.MonkeyPatch, name: str, data: Any) -> None:
-    """What fits is taken by the fast path."""
+    """Bodies that fit take the fast path."""
     body = json.dumps({"data": data}).encode()
     expected = result(lambda body: decode_tensors(body, MODELS[name]), body)
     monkeypatch.setattr(tensor_json, "decode_tensors", None)
@@ -204,8 +204,8 @@ def test_tensorflow_servings_answers_have_objects(rows: bool) -> None:
         assert answer(LABEL, SCORES) == {"label": ["4", "5"], "scores": wanted}
 
 
-def test_a_signature_says_which_outputs_are_objects() -> None:
-    """For rows and for whole tensors; one that was kept before says that none is."""
+def test_signature_marks_outputs_that_are_objects() -> None:
+    """It does so for rows and for whole tensors; a signature saved by an older version marks none."""
     rows = Signature((), (TensorSpec("scores", "float32", (3,), labels=NAMES, as_objects=True),))
     packed = Signature((), (), "tensors", tensors=ModelTensors((), (SCORES, LABEL), batched=True))
     for signature in (rows, packed):

@@ -31,12 +31,12 @@ from tensorflow.core.example.example_pb2 import Example
 
 for line in sys.stdin:
     features = Example.FromString(bytes.fromhex(line)).features.feature
-    told = {}
+    columns = {}
     for name, feature in features.items():
         kind = feature.WhichOneof("kind")
         values = list(getattr(feature, kind).value) if kind else []
-        told[name] = [value.hex() if isinstance(value, (bytes, float)) else value for value in values]
-    print(json.dumps(told))
+        columns[name] = [value.hex() if isinstance(value, (bytes, float)) else value for value in values]
+    print(json.dumps(columns))
 """
 
 
@@ -126,8 +126,8 @@ def test_tensorflow_reads_them() -> None:
         [sys.executable, "-c", _READ], input=lines, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told == [
+    columns = [json.loads(line) for line in done.stdout.splitlines()]
+    assert columns == [
         {
             name: [value.hex() if isinstance(value, bytes | float) else value for value in values]
             for name, values in features.items()

@@ -196,8 +196,8 @@ def test_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
 @given(
     st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
 )
-def test_no_value_ends_in_anything_but_a_refusal_or_a_tensor(value: Any) -> None:
-    """Whatever stands in place of the instances."""
+def test_random_instances_give_a_tensor_or_a_refusal(value: Any) -> None:
+    """This holds for any JSON in their place."""
     try:
         with np.errstate(over="raise"):
             assert predict(model(X), instances=value).inputs["x"].shape[1] == 2
@@ -254,7 +254,7 @@ def examples(tensors: ModelTensors, listed: Any, **more: Any) -> dict[str, list[
 
 
 def test_examples_are_features_by_name() -> None:
-    """What all have in common may stand in the context; booleans are numbers here."""
+    """Features common to all examples may stand in the context; booleans are numbers here."""
     tensors = model(X, IDS)
     assert examples(tensors, [{"x": [1.0, 2.0]}, {"x": [3.0, 4.0], "ids": True}], context={"ids": 5}) == {
         "x": [[1, 2], [3, 4]],
@@ -411,8 +411,8 @@ def test_features_that_no_example_can_hold_are_refused(feature: Any, complaint: 
             decode_examples("m", "regress", only(model(EXAMPLES), "regress"), json.dumps(document).encode())
 
 
-def test_a_signature_does_what_it_is_for() -> None:
-    """The other method is refused, and so is a signature whose input is no vector of examples."""
+def test_signature_refuses_the_other_method() -> None:
+    """A signature whose input is no vector of examples refuses both."""
     body = b'{"examples": [{"a": 1}]}'
     with pytest.raises(
         InvalidInput, match="cannot regress by its signature serving_default: it is for classify"

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
+from stoker.system.wording import format_count
 from stoker_base.trees import remove_tree
 from stoker_run.gang import has_ended
 from stoker_run.json_files import read_json, replace_json
@@ -303,9 +304,9 @@ class RayEngine(SharedWorkspaceEngine):
 
     def _wait_reason(self, job: Job) -> str:
         definition = job.record.definition
-        resources = f"{definition.cores} core{'s' * (definition.cores != 1)}"
+        resources = format_count(definition.cores, "core")
         if definition.gpus:
-            resources += f" and {definition.gpus} GPU{'s' * (definition.gpus != 1)}"
+            resources += f" and {format_count(definition.gpus, 'GPU')}"
         with contextlib.suppress(EngineFailure):
             nodes = self._cluster.count_nodes()
             return f"waits for a node with {resources} of its own: {nodes}"

@@ -25,6 +25,7 @@ from stoker.environments.trial import (
     import_script,
 )
 from stoker.errors import EnvironmentUnusable
+from stoker.system.wording import format_count
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, record_packages
 from stoker_runs.targets.engine import Say
@@ -228,7 +229,7 @@ class _EnvironmentBuilder:
             raise EnvironmentUnusable("packages as of a date need uv on that machine: pip install uv there")
         self._say(
             f"building an environment for {specification.path.name} there with {installer} and Python "
-            f"{python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+            f"{python}, {format_count(len(lines), 'requirement')}"
         )
         place, dated = Path(venv), ["--exclude-newer", wanted.as_of] if wanted.as_of else []
         creation = [str(python.executable), "-m", "venv", str(venv)]

@@ -24,6 +24,7 @@ from typing import Any, Final
 from stoker.errors import cut, quoted
 from stoker.models.remote_files import CACHE_VARIABLE, cache_limit_bytes
 from stoker.system.durable import private_folder, replace_file
+from stoker.system.wording import format_count
 from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
@@ -199,7 +200,7 @@ class _Transfer:
         missing: list[tuple[str, int]] = [(content, there) for content, there in reply["missing"]]
         size_bytes = sum(tree.paths[content].stat().st_size - there for content, there in missing)
         if size_bytes > _SAID_FROM_BYTES:
-            self.say(f"sending {len(missing)} files, {size_bytes / 1e6:.0f} MB")
+            self.say(f"sending {format_count(len(missing), 'file')}, {size_bytes / 1e6:.0f} MB")
         async for _ in self.porter.exchange(_pieces(tree, missing)):
             pass
 

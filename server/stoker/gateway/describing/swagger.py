@@ -183,7 +183,9 @@ def _input(service: Service) -> dict[str, Any]:
         return _table(signature)
     if signature is None or signature.takes != "rows":
         return _ANYTHING
-    if len(signature.inputs) == 1:
+    if signature.callers is not None:
+        data: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+    elif len(signature.inputs) == 1:
         data = _rows(signature.inputs[0])
     else:
         properties = {spec.name: _rows(spec) for spec in signature.inputs}

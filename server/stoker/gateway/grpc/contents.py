@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody
+from stoker.system.wording import format_count
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import datatype_of
 from stoker.wire.protobuf import length_delimited
@@ -54,7 +55,7 @@ def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
         if not filled:
             raise missing_data(model, info.name)
         raise MalformedBody(
-            f"input '{info.name}' of model '{model}' has {len(elements)} elements, but its shape "
+            f"input '{info.name}' of model '{model}' has {format_count(len(elements), 'element')}, but its shape "
             f"[{','.join(map(str, shape))}] needs {count}"
         )
     return _array(info, field, contents, elements).reshape(shape)

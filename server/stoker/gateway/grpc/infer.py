@@ -176,10 +176,10 @@ class _RegionDialect(_InferDialect):
 
 
 def _codec_of(service: ServiceBase) -> _Codec:
-    codec: _Codec | None = service.replicas.codecs.get(_Codec)
+    codec: _Codec | None = service.codecs.get(_Codec)
     if codec is None:
         tensors = tensors_of(service)
-        codec = service.replicas.codecs[_Codec] = _Codec(
+        codec = service.codecs[_Codec] = _Codec(
             RequestDecoder(service.name, tensors),
             AnswerWriter(service.name, service.version, batched=tensors.batched),
             service.signature is not None and service.signature.takes == "rows",

@@ -24,6 +24,7 @@ from stoker.gateway.protocols.tfs import DTYPES, describe_signatures, describe_v
 from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.dialects import submit_tensors
+from stoker.system.wording import format_count
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
 from stoker.wire.packed import check_string_count, has_too_many_elements
@@ -106,8 +107,8 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
     count = math.prod(shape)
     if len(elements) > count:
         raise MalformedBody(
-            f"input '{info.name}' of model '{model}' has {len(elements)} elements, but its shape {list(shape)} "
-            f"needs {count}"
+            f"input '{info.name}' of model '{model}' has {format_count(len(elements), 'element')}, but its shape "
+            f"{list(shape)} needs {count}"
         )
     if len(elements) < count:
         elements = _fill(info, elements, count)

@@ -132,9 +132,9 @@ def write_answer(
 
 def codec_of(service: ServiceBase) -> InferCodec:
     """Return the codec for the requests and answers of a model."""
-    codec = service.replicas.codecs.get(InferCodec)
+    codec = service.codecs.get(InferCodec)
     if codec is None:
-        codec = service.replicas.codecs[InferCodec] = InferCodec(
+        codec = service.codecs[InferCodec] = InferCodec(
             service.name, service.version, tensors_of(service), service.facts.non_finite
         )
     return codec

@@ -255,6 +255,9 @@ class Ticket:
         numbers = self.row_numbers if self.rows and self.sliced is None else []
         return BatchFacts.unpacked(int(self.exchange.arena.detail[numbers[-1]])) if numbers else None
 
+    def note_texts(self, tokens: int, cut: int) -> None:  # for subclasses
+        """Record how many tokens its texts have, and how many of them were cut; called before its submission."""
+
     def await_rows(self, exchange: Exchange) -> None:
         """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
         self.exchange = exchange

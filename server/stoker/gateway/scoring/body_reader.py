@@ -24,12 +24,13 @@ from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.scoring.call import Call, ServiceBase
 from stoker.gateway.scoring.dialect_choice import loaded_dialect
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
-from stoker.gateway.scoring.replicas import Replicas
 from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
 from stoker.system.resources import trim_heap
+from stoker.wire.packed import pack
+from stoker.wire.texts import TEXT
 
 if TYPE_CHECKING:
     from stoker.tensors import Signature
@@ -99,7 +100,7 @@ class _Service(ServiceBase):
     def __init__(self, task: DecodeTask) -> None:
         self.facts = ServiceFacts(task.name, task.version, non_finite=task.non_finite)
         self.signature = task.signature
-        self.replicas = Replicas()
+        self.codecs = {}
 
 
 class _Exchange(Exchange):
@@ -117,9 +118,12 @@ class _Exchange(Exchange):
         """None: the frontend has decided that the body is decoded."""
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Keep rows."""
+        """Keep rows; texts are packed."""
         del ticket
-        self.rows = rows
+        if rows[0].dtype == object:
+            self.body = pack({TEXT: rows[0]})
+        else:
+            self.rows = rows
 
     def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
         """Keep the rows of a body."""

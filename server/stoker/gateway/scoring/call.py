@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from stoker.gateway.readiness import Readiness
     from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
-    from stoker.gateway.scoring.replicas import Replicas
     from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
     from stoker.tensors import Signature
@@ -124,7 +123,7 @@ class ServiceBase:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
         readiness: Whether its frontend drains, and answers close their connections.
-        replicas: The exchanges to the device processes that have the model, and the codecs for its tensors.
+        codecs: The codecs that dialects keep for the loaded model, by class.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -134,7 +133,7 @@ class ServiceBase:
     signature: Signature | None
     dialect: Dialect
     readiness: Readiness
-    replicas: Replicas
+    codecs: dict[type, Any]
     load_reports: LoadReports | None
     call_type: type[Call]
 
@@ -198,12 +197,24 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
             submits the call; the arrays are valid only until it returns.
+        tokens: How many tokens its texts have; set for models that take texts.
         context: Properties of the request that its protocol has set for its dialect before the submission.
     """
 
-    __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")
+    __slots__ = (
+        "_again",
+        "_ids",
+        "_respond",
+        "_service",
+        "context",
+        "dialect",
+        "received_ns",
+        "tokens",
+        "write",
+    )
 
     context: Any
+    tokens: int
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
@@ -256,6 +267,12 @@ class Call(Ticket):
         respond = self._respond
         if respond is not None:
             self._respond = lambda status, others, body: respond(status, others + lines, body)
+
+    def note_texts(self, tokens: int, cut: int) -> None:
+        """Record the tokens of its texts; its answer says how many texts were cut."""
+        self.tokens = tokens
+        if cut:
+            self.add_lines(b"stoker-cut-texts: %d\r\n" % cut)
 
     @property
     def service(self) -> ServiceBase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.gateway.rows.routing import choose_replica
 from stoker.gateway.scoring.larger_rows import LargerRows
@@ -21,17 +21,15 @@ class Replicas:
         larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
             grow.
         cache: The answers that the replicas share; None if none are kept.
-        codecs: The codecs that dialects keep for the tensors of the replicas, by class.
     """
 
-    __slots__ = ("cache", "codecs", "exchanges", "larger_rows", "only")
+    __slots__ = ("cache", "exchanges", "larger_rows", "only")
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
         self.only: Exchange | None = None
         self.larger_rows = LargerRows()
         self.cache: AnswerCache | None = None
-        self.codecs: dict[type, Any] = {}
 
     def add(self, exchange: Exchange) -> None:
         """Choose this exchange too from now on."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
@@ -64,7 +64,7 @@ class Service(ServiceBase):
 
     Attributes:
         readiness: Its frontend's; its own until it is added to one.
-        staging: The requests that wait for a turn of the event loop, and the bodies that are being received.
+        staging: The requests whose bodies are being received, wait for a turn of the event loop, or are decoded.
         replicas: The exchanges to the device processes that have the model.
         on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
@@ -83,7 +83,7 @@ class Service(ServiceBase):
         self.limits = limits
         self.images = options.get("images")
         self.collector = options.get("collector")
-        self._decoding = BodiesInDecoding(options.get("long_bodies"))
+        self.codecs: dict[type, Any] = {}
         self.signature: Signature | None = None
         self.replicas = Replicas()
         self.readiness = Readiness()
@@ -91,7 +91,9 @@ class Service(ServiceBase):
         self.load_reports: LoadReports | None = None
         self.on_demand: OnDemand | None = None
         self.call_type: type[Call] = Call
-        self.staging = Staging(options.get("turns", DecodeQueue()), self._score_all)
+        self.staging = Staging(
+            options.get("turns", DecodeQueue()), self._score_all, BodiesInDecoding(options.get("long_bodies"))
+        )
 
     @property
     def script(self) -> ScriptForm | None:
@@ -113,7 +115,6 @@ class Service(ServiceBase):
         """Whether all its requests are answered; bodies that the fast path is receiving are not known here."""
         return (
             self.staging.idle
-            and self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.replicas.larger_rows.idle
@@ -130,7 +131,7 @@ class Service(ServiceBase):
         """Whether the last requests in an unloaded model's device processes are answered."""
         leaving = () if self.on_demand is None else self.on_demand.leaving
         return (
-            self._decoding.idle
+            self.staging.decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in leaving)
             and self.replicas.larger_rows.idle
@@ -150,7 +151,7 @@ class Service(ServiceBase):
     def attach(self, exchange: Exchange) -> None:
         """Use this exchange too from now on; all replicas have the same tensors for callers."""
         self.signature = signature = exchange.signature
-        self.replicas.codecs.clear()
+        self.codecs.clear()
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
         self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
@@ -232,10 +233,10 @@ class Service(ServiceBase):
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call in (*self.staging.late_calls, *self._decoding.calls):
+        for call in self.staging.late_calls:
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
-        self._decoding.sweep()
+        self.staging.decoding.sweep()
         for exchange in (*self.exchanges, *self.replicas.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.replicas.larger_rows.sweep(now_ns)
@@ -325,11 +326,11 @@ class Service(ServiceBase):
                 call.check_quota()
             if (
                 len(body) > LARGE_BODY_BYTES
-                and self._decoding.is_possible
+                and self.staging.decoding.is_possible
                 and dialect.blocks_on_long(self, body, head)
             ):
                 go_on = partial(self._go_on, call, exchange.signature)
-                self._decoding.read(call, body, head, go_on, dialect.unlocked_decoder(body))
+                self.staging.decoding.read(call, body, head, go_on, dialect.unlocked_decoder(body))
             else:
                 dialect.submit(call, exchange, body, head)
         except StokerError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.long_bodies import BodiesInDecoding
     from stoker.wire.script_requests import RequestHead
 
 LONG_BODY_BYTES: Final = 1 << 15
@@ -79,17 +80,24 @@ class Staging:
 
     Attributes:
         arriving: How many bodies of requests are being received; they are staged once they are whole.
+        decoding: The requests whose long bodies are decoded beside the event loop.
     """
 
-    __slots__ = ("_long_bytes", "_queue", "_score_all", "_staged", "_turn_comes", "arriving")
+    __slots__ = ("_long_bytes", "_queue", "_score_all", "_staged", "_turn_comes", "arriving", "decoding")
 
-    def __init__(self, queue: DecodeQueue, score_all: Callable[[Sequence[StagedCall]], None]) -> None:
+    def __init__(
+        self,
+        queue: DecodeQueue,
+        score_all: Callable[[Sequence[StagedCall]], None],
+        decoding: BodiesInDecoding,
+    ) -> None:
         """Create it.
 
         Args:
             score_all: Decodes requests, and notifies the devices of all of them in one message.
         """
         self.arriving = 0
+        self.decoding = decoding
         self._queue = queue
         self._score_all = score_all
         self._staged: list[StagedCall] = []
@@ -98,13 +106,13 @@ class Staging:
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits, and none is being received."""
-        return not self.arriving and not self._staged and not self._queue
+        """Whether no request waits, is decoded or is being received."""
+        return not self.arriving and not self._staged and not self._queue and self.decoding.idle
 
     @property
     def late_calls(self) -> list[Call]:
-        """The calls with long bodies that wait for a later turn."""
-        return [call for call, *_ in self._queue]
+        """The calls with long bodies that wait for a later turn, or are decoded beside the event loop."""
+        return [*(call for call, *_ in self._queue), *self.decoding.calls]
 
     def add(self, call: Call, body: bytes, head: RequestHead | None) -> None:
         """Stage a request."""

@@ -1,8 +1,8 @@
 """Follows the batch axis through an ONNX graph, operator by operator.
 
-An abstract interpretation: instead of numbers, each tensor has a state that says how it depends on the rows of the
-batch. What is not known is reported as unknown; a model is `apart` only if every operator on every path from an input
-to an output is known to keep rows apart.
+This is an abstract interpretation: instead of numbers, each tensor has a state that says how it depends on the rows
+of the batch. A model is `apart` only if every operator on every path from an input to an output is known to keep rows
+apart; else it is `mixed` or `unknown`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.graph_analysis import GraphAnalysis
 
 # Importing these modules registers their rules.
-from stoker.isolation.onnx import layer_rules, shape_rules  # noqa: F401
+from stoker.isolation.onnx import (  # noqa: F401
+    elementwise_rules,
+    layer_rules,
+    matrix_rules,
+    shape_rules,
+    table_rules,
+)
 from stoker.isolation.onnx.contents import computed
 from stoker.isolation.onnx.graph import (
     Attribute,
@@ -27,13 +33,9 @@ from stoker.isolation.onnx.graph import (
     Reference,
     read_model,
 )
+from stoker.isolation.onnx.operator_rules import RULES, Call
 from stoker.isolation.onnx.row_states import (
-    ROWS,
-    RULES,
-    Call,
-    Dim,
     Mixed,
-    Size,
     Undecided,
     Value,
     joined,
@@ -43,6 +45,7 @@ from stoker.isolation.onnx.row_states import (
     sized,
     worst,
 )
+from stoker.isolation.onnx.sizes import ROWS, Dim, Size
 
 _MOST_STEPS: Final = 200_000
 """Nodes to visit at most; those of a loop's body count once for each iteration."""
@@ -70,7 +73,7 @@ def follow_batch_axis(model: Path | bytes) -> dict[str, Value]:
 
     Raises:
         Undecided: The first axis of an input is not a free size.
-        MalformedModel: It is no ONNX model.
+        MalformedModel: The file is no ONNX model.
         OSError: The file cannot be opened.
     """
     return _Reader(read_model(model)).outputs()
@@ -117,7 +120,7 @@ class _Reader:
         return dict(zip(graph.outputs, self._run(graph, scope), strict=True))
 
     def _run(self, graph: Graph, scope: _Scope) -> list[Value]:
-        """Follow a graph whose inputs are in its scope; returns the states of its outputs."""
+        """Follow a graph whose inputs are in its scope; return the states of its outputs."""
         for name, tensor in graph.constants.items():
             scope.values[name] = same(tensor.shape, tensor.content)
         self._follow(graph.nodes, scope)
@@ -185,7 +188,7 @@ class _Reader:
     def _if(self, call: Call, scope: _Scope) -> Sequence[Value]:
         condition = call.value(0)
         if condition.is_rows:
-            call.mixed("chooses by what the rows of the batch hold")
+            call.mixed("chooses by the contents of the rows of the batch")
         branches = [_graph(call, name) for name in ("then_branch", "else_branch")]
         if condition.content and isinstance(condition.content[0], int | float):
             return self._run(branches[0 if condition.content[0] else 1], scope.inner())
@@ -219,7 +222,7 @@ class _Reader:
         surely: bool,
         condition: bool = True,
     ) -> tuple[list[Value], list[Value]]:
-        """Follow a loop's body until states are stable; returns these and those of the per-iteration outputs."""
+        """Follow a loop's body until states are stable; return these and the states of the per-iteration outputs."""
         state = list(start)
         ends: list[list[Value]] = [] if surely else [list(start)]
         parts: list[Value] = []
@@ -239,7 +242,7 @@ class _Reader:
                 break
             state = new
         else:
-            call.undecided("goes on changing what it carries from turn to turn")
+            call.undecided("goes on changing its variables from turn to turn")
         carried = ends[0]
         for end in ends[1:]:
             carried = [_joined(call, *pair) for pair in zip(carried, end, strict=True)]
@@ -250,7 +253,7 @@ class _Reader:
         if value.kind == "lost":
             raise (Mixed if value.finding == "mixed" else Undecided)(value.reason)
         if value.is_rows:
-            call.mixed("runs as often as the rows of the batch say")
+            call.mixed("runs as often as the contents of the batch say")
         if value.kind == "sized":
             call.undecided("runs as often as there are rows")
 
@@ -259,16 +262,16 @@ class _Reader:
             call.undecided("is of a version that is not followed")
         body = _graph(call, "body")
         count = call.integer("num_scan_inputs", 1)
-        held = len(call.inputs) - count
+        carried = len(call.inputs) - count
         axes = call.integers("scan_input_axes") or (0,) * count
         names = list(body.inputs)
         known = {
-            names[held + place]: _element(call, held + place, axes[place], states=held)
+            names[carried + place]: _element(call, carried + place, axes[place], states=carried)
             for place in range(count)
         }
-        start = [call.value(index) for index in range(held)]
+        start = [call.value(index) for index in range(carried)]
         state, parts = self._turns(
-            call, scope, body, known, names[:held], start, surely=True, condition=False
+            call, scope, body, known, names[:carried], start, surely=True, condition=False
         )
         outward = call.integers("scan_output_axes") or (0,) * len(parts)
         return [*state, *(_stacked(call, part, axis) for part, axis in zip(parts, outward, strict=True))]
@@ -277,7 +280,7 @@ class _Reader:
 def _apply_rule(call: Call) -> Value | Sequence[Value]:
     rule = RULES.get((call.node.domain, call.node.operator))
     if rule is None:
-        call.undecided("may do anything with the rows of the batch")
+        call.undecided("is not known here")
     for index, value in enumerate(call.inputs):
         if value is not None and value.kind == "sized" and index not in rule.parameters:
             call.undecided("takes numbers that depend on how many rows there are")
@@ -315,7 +318,7 @@ def _graph(call: Call, name: str) -> Graph:
 
 def _joined(call: Call, first: Value, second: Value) -> Value:
     value = joined(first, second)
-    return value if value is not None else call.undecided("gives one thing or another")
+    return value if value is not None else call.undecided("has outputs that differ by branch or turn")
 
 
 def _widened(before: Value, after: Value) -> Value:

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from typing import Final
 
 from stoker.isolation.onnx.graph import Tensor
-from stoker.isolation.onnx.row_states import (
-    Call,
+from stoker.isolation.onnx.operator_rules import Call
+from stoker.isolation.onnx.row_states import Undecided, Value, same, sized
+from stoker.isolation.onnx.sizes import (
     Content,
     Dim,
     Shape,
     Size,
-    Undecided,
-    Value,
     depends_on_rows,
     elements,
     product,
     quotient,
-    same,
-    sized,
 )
 
 _MOST: Final = 512
@@ -28,7 +25,7 @@ Number = float | Size | None
 
 
 def computed(call: Call) -> Value | None:
-    """The output of a node with known elements, or at least a known number of them; None if that is not known."""
+    """Return the output of a node with known elements, or a known number of them; None if that is not known."""
     if call.node.domain or (function := _FUNCTIONS.get(call.node.operator)) is None:
         return None
     if function not in {_shape, _count} and any(value is not None and value.is_rows for value in call.inputs):
@@ -146,10 +143,10 @@ def _reshaped(call: Call) -> Found:
         return ((), content) if len(content) == 1 and len(call.shape(0)) <= 1 else None
     if call.node.operator == "Unsqueeze":
         return ((1,), content) if call.shape(0) == () else None
-    asked = call.numbers(1)
-    if len(asked) == 1 and asked[0] in {-1, len(content)}:
+    sizes = call.numbers(1)
+    if len(sizes) == 1 and sizes[0] in {-1, len(content)}:
         return (len(content),), content
-    return ((), content) if not asked and len(content) == 1 else None
+    return ((), content) if not sizes and len(content) == 1 else None
 
 
 def _pairs(call: Call) -> tuple[Shape, list[tuple[Number, Number]]] | None:
@@ -253,8 +250,8 @@ def _where(call: Call) -> Found:
         return None
     condition, yes, no = (part * (count if len(part) == 1 else 1) for part in parts)
     chosen = tuple(
-        None if which is None or isinstance(which, Size) else (one if which else other)
-        for which, one, other in zip(condition, yes, no, strict=True)
+        None if truth is None or isinstance(truth, Size) else (one if truth else other)
+        for truth, one, other in zip(condition, yes, no, strict=True)
     )
     return ((count,) if any(len(call.shape(index)) for index in range(3)) else ()), chosen
 

@@ -69,7 +69,7 @@ class Graph:
 
 _List = tuple[int, ...] | tuple[float, ...] | tuple[bytes, ...]
 Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
-"""The value of an attribute; None if it is too long to be kept."""
+"""The value of an attribute; None if it is too long to keep."""
 
 
 @dataclass(slots=True)
@@ -95,9 +95,9 @@ class OnnxModel:
 
 
 _DEEPEST: Final = 24
-"""Nesting of graphs, at most; protobuf's own limit is 100 messages, and a nested graph takes three of them."""
+"""The deepest nesting of graphs; protobuf's own limit is 100 messages, and a nested graph takes three of them."""
 _WHOLE_BYTES: Final = 16 << 20
-"""Longer files are read where it is needed."""
+"""Of longer files only the needed parts are read."""
 _MOST_ELEMENTS: Final = 512
 """Constants with more elements are weights or tables; their content is not kept."""
 _MOST_LIST_BYTES: Final = 1 << 14
@@ -128,11 +128,11 @@ def read_model(model: Path | bytes) -> OnnxModel:
     """Read a model's graph.
 
     Args:
-        model: The file, of which weights are not read where it is large; or its content.
+        model: The file, or its content. Weights of a large file are not read.
 
     Raises:
-        MalformedModel: It is no ONNX model.
-        OSError: It cannot be opened.
+        MalformedModel: The bytes are no ONNX model.
+        OSError: The file cannot be opened.
     """
     if isinstance(model, bytes):
         return read_content(model)

@@ -1,35 +1,20 @@
-"""How operators that move axes, and matrix products, treat rows."""
+"""Rules of operators that move axes or elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.isolation.onnx.row_states import (
-    ALIGNED,
-    BY_PLACE,
-    CONSTANT_BY_PLACE,
-    MICROSOFT,
-    UNKNOWN_AXIS,
-    Call,
-    Dim,
-    Shape,
-    Size,
-    Value,
-    depends_on_rows,
-    product,
-    quotient,
-    rule,
-    same,
-    sized,
-)
+from stoker.isolation.onnx.operator_rules import BY_PLACE, MICROSOFT, Call, rule
+from stoker.isolation.onnx.row_states import UNKNOWN_AXIS, Value, same, sized
+from stoker.isolation.onnx.sizes import Dim, Shape, Size, depends_on_rows, product, quotient
 
 _END: Final = 1_000_000
 """More rows than any batch has; exporters write 10^9 or the largest integer for "to the end"."""
 
 
 def _rearranged(call: Call, value: Value, sizes: Sequence[Dim]) -> Value:
-    """The same elements in the same order with another shape.
+    """Return the state of the same elements in the same order with another shape.
 
     The elements of a row are contiguous blocks, one for each index of the axes before the batch axis. They remain
     blocks along one axis if the product of the sizes before that axis stays the same.
@@ -56,9 +41,9 @@ def _reshape(call: Call) -> Value:
     if not value.is_rows and not (call.has(1) and call.value(1).content):
         return same()
     shape = call.shape(0)
-    asked = call.content(1) if call.has(1) else call.integers("shape") or ()
+    targets = call.content(1) if call.has(1) else call.integers("shape") or ()
     sizes: list[Dim] = []
-    for place, size in enumerate(asked):
+    for place, size in enumerate(targets):
         if size == 0 and not call.integer("allowzero", 0):
             sizes.append(shape[place] if place < len(shape) else None)
         elif size is None and not value.is_rows:
@@ -79,7 +64,7 @@ def _raise_if_rows_are_cut(call: Call, shape: Shape, others: Dim) -> None:
     """Raise Mixed if new rows surely consist of parts of several rows."""
     block = quotient(product(shape), Size(1, 1))
     if isinstance(block, int) and isinstance(others, int) and others > 0 and block % others:
-        call.mixed("makes rows of what several rows of the batch hold")
+        call.mixed("makes rows of parts of several rows of the batch")
 
 
 @rule("Flatten")
@@ -130,8 +115,8 @@ def _transpose(call: Call) -> Value:
     return call.give([shape[axis] for axis in order], None if batch is None else order.index(batch))
 
 
-def _asked(call: Call) -> list[Dim]:
-    """Sizes given as an input; raises Undecided if one depends on N in an unknown way."""
+def _target_sizes(call: Call) -> list[Dim]:
+    """Return sizes that are an input; raises Undecided if one depends on N in an unknown way."""
     content = call.content(1)
     if None in content and call.value(1).kind == "sized":
         call.undecided("takes a size from the number of rows")
@@ -142,12 +127,12 @@ def _asked(call: Call) -> list[Dim]:
 def _expand(call: Call) -> Value:
     call.only(0)
     value, shape = call.value(0), call.shape(0)
-    sizes = _asked(call)
+    sizes = _target_sizes(call)
     rank = max(len(shape), len(sizes))
     own: list[Dim] = [*[1] * (rank - len(shape)), *shape]
-    asked: list[Dim] = [*[1] * (rank - len(sizes)), *sizes]
+    targets: list[Dim] = [*[1] * (rank - len(sizes)), *sizes]
     batch = value.axis + rank - len(shape) if value.is_rows else None
-    for axis, (size, new) in enumerate(zip(own, asked, strict=True)):
+    for axis, (size, new) in enumerate(zip(own, targets, strict=True)):
         if axis == batch:
             if new not in {1, size}:
                 call.undecided("stretches the axis of the rows")
@@ -164,7 +149,7 @@ def _expand(call: Call) -> Value:
 def _tile(call: Call) -> Value:
     call.only(0)
     shape, batch = call.shape(0), call.batch_axis(0)
-    repeats = _asked(call)
+    repeats = _target_sizes(call)
     if len(repeats) != len(shape):
         call.undecided("has no number for each axis")
     by_rows = [axis for axis, count in enumerate(repeats) if depends_on_rows(count)]
@@ -314,7 +299,7 @@ def _scatter_elements(call: Call) -> Value:
 @rule("Compress")
 def _compress(call: Call) -> Value:
     if call.batch_axis(1) is not None:
-        call.mixed("drops what the rows of the batch say")
+        call.mixed("drops rows by the contents of the batch")
     value = call.value(0)
     if not value.is_rows:
         return same()
@@ -378,134 +363,3 @@ def _depth_to_space(call: Call) -> Value:
         *((quotient(side, block) if deep else product([side, block])) or call.free() for side in sides),
     ]
     return call.give([shape[0], *sizes], call.batch_axis(0))
-
-
-# How matrix products treat rows.
-
-
-@rule("MatMul", "MatMulInteger")
-@rule("MatMulIntegerToFloat", "MatMulInteger16", domain=MICROSOFT)
-def _matmul(call: Call) -> Value:
-    call.only(0, 1)
-    return _matrix_product(call, call.value(0), call.value(1))
-
-
-@rule("QLinearMatMul")
-def _quantised_matmul(call: Call) -> Value:
-    call.only(0, 3)
-    return _matrix_product(call, call.value(0), call.value(3))
-
-
-@rule("MatMulNBits", domain=MICROSOFT)
-def _matmul_of_bits(call: Call) -> Value:
-    call.only(0)
-    shape = call.shape(0)
-    axis = call.batch_axis(0)
-    if axis == len(shape) - 1:
-        call.mixed("adds up what the rows hold")
-    return call.give([*shape[:-1], call.integer("N", 0)], axis)
-
-
-@rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
-def _fused_matmul(call: Call) -> Value:
-    if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
-        call.undecided("turns its batches round")
-    call.only(0, 1)
-    first, second = (
-        _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
-        for index, name in enumerate(("transA", "transB"))
-    )
-    return _matrix_product(call, first, second)
-
-
-def _turned(call: Call, value: Value) -> Value:
-    """The state after transposing the last two axes."""
-    if value.shape is None:
-        call.undecided("takes a tensor of unknown rank")
-    rank = len(value.shape)
-    if rank < 2:
-        return value
-    shape = (*value.shape[:-2], value.shape[-1], value.shape[-2])
-    moved = {rank - 1: rank - 2, rank - 2: rank - 1}
-    return call.give(shape, moved.get(value.axis, value.axis) if value.is_rows else None)
-
-
-def _axis(value: Value) -> int | None:
-    return value.axis if value.is_rows else None
-
-
-def _matrix_product(call: Call, first: Value, second: Value) -> Value:
-    """The product of two stacks of matrices, as in numpy's `matmul`."""
-    if first.shape is None or second.shape is None or not first.shape or not second.shape:
-        if first.is_rows or second.is_rows:
-            call.undecided("takes a tensor of unknown rank")
-        return same()
-    a, b = first.shape, second.shape
-    rank = max(len(a), len(b), 2)
-    if _summed(first, len(a) - 1) or _summed(second, max(len(b) - 2, 0)):
-        call.mixed("adds up what the rows hold")
-    left = list(a) if len(a) > 1 else [1, *a]
-    right = list(b) if len(b) > 1 else [*b, 1]
-    # With the contracted axes set to 1, the other axes broadcast as in elementwise operators.
-    result = call.broadcast(
-        [call.give([*left[:-1], 1], _axis(first)), call.give([*right[:-2], 1, right[-1]], _axis(second))]
-    )
-    shape = list(result.shape or ())
-    axis = _axis(result)
-    if len(b) == 1:
-        shape.pop(-1)
-    if len(a) == 1:
-        shape.pop(-1 if len(b) == 1 else -2)
-        if axis is not None and axis == rank - 1:
-            axis -= 1
-    return call.give(shape, axis)
-
-
-def _summed(value: Value, axis: int) -> bool:
-    return value.is_rows and value.axis == axis
-
-
-@rule("Gemm")
-@rule("FusedGemm", domain=MICROSOFT)
-def _gemm(call: Call) -> Value:
-    first, second = (
-        _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
-        for index, name in enumerate(("transA", "transB"))
-    )
-    product = _matrix_product(call, first, second)
-    if not call.has(2):
-        return product
-    if call.opset < 7 and not call.node.domain:
-        call.undecided(ALIGNED)
-    return call.broadcast([product, call.value(2)])
-
-
-@rule("Einsum")
-def _einsum(call: Call) -> Value:
-    equation = call.text("equation").replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if not arrow or "." in equation or len(terms) != len(call.inputs):
-        call.undecided(f"computes {equation!r}, which is not followed")
-    labels = {term[call.value(index).axis] for index, term in enumerate(terms) if call.value(index).is_rows}
-    sizes: dict[str, Dim] = {}
-    for index, term in enumerate(terms):
-        shape = call.value(index).shape or (None,) * len(term)
-        for place, (label, size) in enumerate(zip(term, shape, strict=False)):
-            if sizes.get(label) in {None, 1}:
-                sizes[label] = size
-            of_rows = call.value(index).is_rows and call.value(index).axis == place
-            if label in labels and not of_rows and size != 1 and len(labels) == 1:
-                call.undecided(CONSTANT_BY_PLACE)
-    if len(labels) > 1:
-        call.mixed("puts every row beside every other one")
-    if not labels:
-        return same([sizes.get(label) for label in right])
-    (label,) = labels
-    if label not in right:
-        call.mixed("adds up what the rows hold")
-    # An axis of size 1 is broadcast to the rows.
-    sizes[label] = next(
-        call.shape(index)[call.value(index).axis] for index in range(len(terms)) if call.value(index).is_rows
-    )
-    return call.give([sizes.get(name) for name in right], right.index(label))

@@ -1,6 +1,6 @@
 """Side effects of a SavedModel: it keeps state, reads and writes files, or runs code.
 
-That is read from the operators that a signature or the loading runs, in the file's wire format, without TensorFlow.
+They are read from the operators that a signature or the loading runs, in the file's wire format, without TensorFlow.
 Field numbers are from `tensorflow/core/protobuf/meta_graph.proto` and `tensorflow/core/framework`.
 """
 
@@ -25,14 +25,14 @@ _STATE: Final = re.compile(
     # Files.
     r"WriteFile|Save|MergeV2Checkpoints|Write\w*Summary|(Experimental)?DatasetToTFRecord|DumpTensor"
 )
-"""Operators that leave something behind, by how their names begin."""
+"""The beginnings of the names of operators that change state or write files."""
 _OUTSIDE: Final = re.compile(
     "ReadFile|WriteFile|MatchingFiles|Save|Restore|MergeV2Checkpoints|LoadAndRemapMatrix|RecordInput|"
     "(TextLine|WholeFile|TFRecord|FixedLengthRecord|LMDB)Reader|"
     "(Experimental)?(TextLine|TFRecord|FixedLengthRecord|LMDB|Sql|CSV|Load|Snapshot|DataService|DatasetToTFRecord)|"
     r"CreateSummary|Write\w*Summary|DebugIdentity|DumpTensor|Rpc|BigQuery|PubSub|IO>"
 )
-"""Operators that read or write files, or reach other machines, by how their names begin."""
+"""The beginnings of the names of operators that read or write files, or reach other machines."""
 
 _INIT: Final = "__saved_model_init_op"
 _INIT_COLLECTIONS: Final = ("saved_model_main_op", "legacy_init_op")
@@ -44,15 +44,15 @@ class Effects:
     """The kinds of operators that a SavedModel runs.
 
     Attributes:
-        loading: When it is loaded.
-        signatures: For a request, by signature.
+        loading: The kinds that run when it is loaded.
+        signatures: The kinds that run for a request, by signature.
     """
 
     loading: frozenset[str]
     signatures: Mapping[str, frozenset[str]]
 
     def outside(self) -> list[str]:
-        """Say which operators run Python, read or write files, or reach other machines, and when."""
+        """Return lines about operators that run Python, read or write files, or reach other machines."""
         moments = {"when it is loaded": self.loading} | {
             f"for requests to {name}": kinds for name, kinds in sorted(self.signatures.items())
         }
@@ -61,7 +61,7 @@ class Effects:
 
 
 def find_state(kinds: Iterable[str]) -> list[str]:
-    """Those of some kinds of operators that leave something behind: for later requests, or in files."""
+    """Return those kinds of operators that change state for later requests, or write files."""
     return sorted(filter(_STATE.match, kinds))
 
 
@@ -78,7 +78,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Graph:
-    """A MetaGraphDef, as far as it is needed here."""
+    """The parts of a MetaGraphDef that are needed here."""
 
     tags: list[str] = field(default_factory=list)
     nodes: dict[str, _Node] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Graph:
 
 
 def read_effects(data: Buffer) -> Effects:
-    """Read what the graph does that is served, of a SavedModel's file `saved_model.pb`.
+    """Read the effects of the served graph from a SavedModel's file `saved_model.pb`.
 
     Raises:
         ValueError: The file is malformed.
@@ -105,12 +105,12 @@ def read_effects(data: Buffer) -> Effects:
     )
 
 
-def _kinds(graph: _Graph, wanted: Iterable[str], fed: set[str]) -> frozenset[str]:
-    """The kinds of the nodes that have to run for some nodes where others are fed, and of those that they call."""
+def _kinds(graph: _Graph, outputs: Iterable[str], fed: set[str]) -> frozenset[str]:
+    """Return the kinds of the nodes that run for these outputs if other nodes are fed, with those that they call."""
     kinds: set[str] = set()
     called: set[str] = set()
     seen = set(fed)
-    todo = list(wanted)
+    todo = list(outputs)
     while todo:
         name = todo.pop()
         node = graph.nodes.get(name)
@@ -135,7 +135,7 @@ def _run(graph: _Graph, node: _Node, kinds: set[str], called: set[str]) -> None:
 
 
 def _messages(data: Buffer, begin: int, end: int, *numbers: int) -> Iterator[tuple[int, int, int]]:
-    """The places of the messages, texts or bytes in the fields of some numbers."""
+    """Yield the places of messages, texts and bytes in the fields with these numbers."""
     for number, wire, _, start, stop in fields_of(data, begin, end):
         if wire == BYTES and number in numbers:
             yield number, start, stop
@@ -150,7 +150,7 @@ def _texts(data: Buffer, begin: int, end: int, number: int) -> list[str]:
 
 
 def _entry(data: Buffer, begin: int, end: int) -> tuple[str, int, int]:
-    """The key of an entry of a map, and the place of its value."""
+    """Return the key of an entry of a map, and the place of its value."""
     key, place = "", (begin, begin)
     for number, start, stop in _messages(data, begin, end, 1, 2):
         if number == 1:
@@ -183,7 +183,7 @@ def _graph(data: Buffer, begin: int, end: int) -> _Graph:
 
 
 def _tensors(data: Buffer, begin: int, end: int) -> Iterator[str]:
-    """The nodes of a TensorInfo: one, or those of the parts of a tensor that is not dense."""
+    """Yield the nodes of a TensorInfo: one, or those of the parts of a tensor that is not dense."""
     for number, start, stop in _messages(data, begin, end, 1, 4, 5):
         if number == 1:
             yield _node_of(_text(data, start, stop))
@@ -227,7 +227,7 @@ def _node(data: Buffer, begin: int, end: int) -> tuple[str, _Node]:
 
 
 def _functions(data: Buffer, begin: int, end: int) -> Iterator[str]:
-    """The names of the functions in an attribute: one, or a list."""
+    """Yield the names of the functions in an attribute: one, or a list."""
     for number, start, stop in _messages(data, begin, end, 1, 10):
         if number == 10:
             yield from _texts(data, start, stop, 1)
@@ -237,5 +237,5 @@ def _functions(data: Buffer, begin: int, end: int) -> Iterator[str]:
 
 
 def _node_of(tensor: str) -> str:
-    """The node of a tensor `node:0`, or of an input that only has to be run before: `^node`."""
+    """Return the node of a tensor `node:0`, or of an input that only has to run before: `^node`."""
     return tensor.removeprefix("^").partition(":")[0]

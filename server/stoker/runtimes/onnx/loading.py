@@ -13,12 +13,13 @@ import onnxruntime
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
+from stoker.runtimes.declarations import apply_declaration, is_reshaped
 from stoker.runtimes.onnx.cuda import cuda_runtime
 from stoker.runtimes.onnx.executions import CopiedExecution
-from stoker.runtimes.onnx.graphs import ChosenGraph, graph_of
+from stoker.runtimes.onnx.graphs import ChosenGraph, choose_graph
 from stoker.runtimes.onnx.precision import is_compared
 from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx.session_tensors import (
@@ -30,9 +31,9 @@ from stoker.runtimes.onnx.session_tensors import (
 )
 from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
-from stoker.runtimes.precision import check_precision
-from stoker.runtimes.sequences import sequence_runtime
-from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
+from stoker.runtimes.precision import check_precision, describe_difference
+from stoker.runtimes.sequence_runtime import keep_state
+from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 
@@ -50,7 +51,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         DeviceUnavailable: The provider that was asked for cannot be used.
     """
     on_cuda = device.kind == "cuda"
-    graph = graph_of(deployment, device, threads)
+    graph = choose_graph(deployment, device, threads)
     source = graph.model
     sessions = OnnxSessions(deployment, device, threads, source)
     session = sessions.open()
@@ -106,8 +107,8 @@ def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> s
     if difference is None:
         compared = "not compared with float32 on the CPU"
     else:
-        compared = f"outputs differ from float32 on the CPU by {difference:.2g} of the largest one"
-    return f"graph {'fused' if graph.is_fused else 'as it is'}; precision {precision}, {compared}"
+        compared = describe_difference(difference, "float32 on the CPU")
+    return f"graph {'fused' if graph.is_fused else 'plain'}; precision {precision}, {compared}"
 
 
 def _load_with_state(
@@ -128,7 +129,7 @@ def _load_with_state(
 
     def rows_runtime(signature: Signature) -> Runtime:
         copied = CopiedExecution(shown, signature)
-        return sequence_runtime(deployment.name, copied, settings, rows.controls, deployment.path.parent)
+        return keep_state(deployment.name, copied, settings, rows.controls, deployment.path.parent)
 
     # The declaration was applied above, to the rows.
     plain = dataclasses.replace(deployment, declaration=None)

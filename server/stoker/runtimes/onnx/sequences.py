@@ -1,8 +1,7 @@
-"""Sessions of ONNX models with state, seen as if all that they take and give were rows.
+"""Sessions of ONNX models with state, as sessions whose tensors all have their rows in the first axis.
 
-Exports keep the batch in another axis of the state than the first, take what is the same in all requests as inputs,
-leave sizes free that a deployment knows, and may be made for batches of one row alone. What a session looks like from
-here is settled by the settings.
+An export may have the batch in another axis of the state, take constants as inputs, leave sizes free that a
+deployment knows, or have batches of one row alone. The settings of the sequence say how it does.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx.sessions import DTYPES
 from stoker.runtimes.packed import Run
-from stoker.runtimes.sequences import SequenceRuntime
+from stoker.runtimes.sequence_runtime import SequenceRuntime
 from stoker.sequence_steps import ID_BYTES, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 from stoker.system.resources import require_memory
@@ -31,16 +30,10 @@ logger = logging.getLogger(__name__)
 
 _ROWS: Final = "rows"
 _PACKED_TEXT: Final = "tensor(uint8)"
-"""As what ids come that the model takes as texts."""
-_TOLD: Final = {
-    "start": "that a row begins its sequence",
-    "end": "that a row ends its sequence",
-    "ready": "that a row is one",
-    "id": "of which sequence a row is",
-}
+"""The type of ids that the model takes as texts: packed bytes."""
 _FLAG_DTYPES: Final = ("int32", "float32", "bool")
 _ID_DTYPES: Final = ("uint64", "int64", "uint32", "int32", TEXT_IDS)
-"""The types that Triton has for them."""
+"""The types of flags and ids in Triton."""
 
 
 class _Value(NamedTuple):
@@ -54,10 +47,10 @@ class _Value(NamedTuple):
 class SequenceSession:
     """A session whose inputs and outputs have the rows of a batch in their first axis.
 
-    Of a model whose batch axis has the size 1 the rows of a batch are run one after the other.
+    If the batch axis of the model has the size 1, the rows of a batch run one after the other.
 
     Attributes:
-        controls: What the model is told of sequences.
+        controls: The inputs that the server fills in.
         hidden: The names of the tensors that callers neither send nor get.
     """
 
@@ -67,7 +60,7 @@ class SequenceSession:
         """Check the session against the settings, and describe its rows.
 
         Raises:
-            LoadFailed: It has not what the settings name, or a size is free of which they say nothing.
+            LoadFailed: The session lacks a tensor of the settings, or the settings do not fix one of its free sizes.
         """
         self._session = session
         self._model = deployment.name
@@ -82,10 +75,12 @@ class SequenceSession:
         self._axes: dict[str, int] = {}
         shapes: dict[str, list[int | str | None]] = {}
         for state in settings.state:
-            axis, dims = self._state(state, inputs[state.input_name])
+            axis, dims = self._describe_state(state, inputs[state.input_name])
             self._axes[state.input_name] = self._axes[state.output_name] = axis
             shapes[state.input_name] = [_ROWS, *dims]
-        self.controls = tuple(self._control(one, inputs[one.input_name]) for one in settings.controls)
+        self.controls = tuple(
+            self._describe_control(control, inputs[control.input_name]) for control in settings.controls
+        )
         self._texts = {one.name for one in self.controls if one.dtype == TEXT_IDS}
         types = {name: _PACKED_TEXT if name in self._texts else value.type for name, value in inputs.items()}
         for control in self.controls:
@@ -94,7 +89,7 @@ class SequenceSession:
         self._text_shapes = {name: [1] * (len(inputs[name].shape) - 1) for name in self._texts}
         for name, value in inputs.items():
             if name not in shapes and name not in self._constants:
-                shapes[name] = [_ROWS, *self._row(value, settings.dims.get(name))]
+                shapes[name] = [_ROWS, *self._row_sizes(value, settings.dims.get(name))]
         self._inputs = [_Value(name, types[name], shape) for name, shape in shapes.items()]
         declared = {
             one.name: one.shape if one.model_shape is None else one.model_shape for one in declaration.outputs
@@ -102,13 +97,13 @@ class SequenceSession:
         self._outputs = [
             _Value(value.name, value.type, self._output_shape(value, declared)) for value in outputs.values()
         ]
-        told = {control.name for control in self.controls}
-        self.hidden = frozenset(self._axes) | frozenset(self._constants) | told
+        controls = {control.name for control in self.controls}
+        self.hidden = frozenset(self._axes) | frozenset(self._constants) | controls
         if self._one_by_one:
             logger.info("%s runs one row at a time: its batch axis has the size 1", self._model)
 
     def _output_shape(self, value: Any, declared: Mapping[str, Sequence[int]]) -> list[int | str | None]:
-        """As far as the file says it; an output of which it says nothing is as it is declared."""
+        """Return the shape of an output from the file or, if the file has none, from the declaration."""
         if value.name in self._axes:
             return [_ROWS, None]
         shape = list(value.shape or declared.get(value.name) or (-1, -1))
@@ -117,9 +112,10 @@ class SequenceSession:
     def _check_names(
         self, settings: SequenceSettings, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
     ) -> None:
-        asked = [one.input_name for one in settings.state] + [one.input_name for one in settings.controls]
+        filled = [state.input_name for state in settings.state]
+        filled += [control.input_name for control in settings.controls]
         for side, names, known in (
-            ("input", [*asked, *settings.dims, *settings.constants], inputs),
+            ("input", [*filled, *settings.dims, *settings.constants], inputs),
             ("output", [one.output_name for one in settings.state], outputs),
         ):
             for name in names:
@@ -129,8 +125,8 @@ class SequenceSession:
                         f"it has {', '.join(known)}"
                     )
 
-    def _state(self, state: StateTensor, value: Any) -> tuple[int, Sequence[int]]:
-        """The batch axis of a state, and its other sizes."""
+    def _describe_state(self, state: StateTensor, value: Any) -> tuple[int, Sequence[int]]:
+        """Return the batch axis of a state, and its other sizes."""
         if state.dtype and DTYPES.get(value.type) != state.dtype:
             raise LoadFailed(
                 f"the state {value.name!r} of {self._model} holds {DTYPES.get(value.type, value.type)}, not "
@@ -150,16 +146,16 @@ class SequenceSession:
         return axis, self._sizes(value, [*shape[:axis], *shape[axis + 1 :]], state.dims, "dims of its state")
 
     def _is_batch_axis(self, shape: Sequence[Any], axis: int) -> bool:
-        """Whether this axis can have the rows of a batch; one of the size 1 has a single row."""
+        """Whether an axis can have the rows of a batch; an axis of the size 1 has a single row."""
         if axis >= len(shape) or (isinstance(shape[axis], int) and shape[axis] != 1):
             return False
         self._one_by_one |= isinstance(shape[axis], int)
         return True
 
-    def _control(self, control: ControlInput, value: Any) -> Control:
+    def _describe_control(self, control: ControlInput, value: Any) -> Control:
         """Return a control input of the model, with its dtype."""
         dtype, shape = DTYPES.get(value.type, value.type), list(value.shape or ())
-        name = f"the input {value.name!r} of {self._model}, by which it is to be told {_TOLD[control.kind]},"
+        name = f"the input {value.name!r} of {self._model}, its control {control.kind!r},"
         allowed = _ID_DTYPES if control.kind == "id" else _FLAG_DTYPES
         if dtype not in allowed or (control.dtype and dtype != control.dtype):
             raise LoadFailed(f"{name} holds {dtype}, not {control.dtype or ' or '.join(allowed)}")
@@ -169,7 +165,7 @@ class SequenceSession:
             raise LoadFailed(f"{name} holds {dtype}, which {control.off:g} and {control.on:g} do not fit")
         return Control(value.name, control.kind, dtype, control.off, control.on)
 
-    def _row(self, value: Any, dims: Sequence[int] | None) -> Sequence[int]:
+    def _row_sizes(self, value: Any, dims: Sequence[int] | None) -> Sequence[int]:
         shape = list(value.shape or ())
         if not self._is_batch_axis(shape, 0):
             raise LoadFailed(
@@ -186,7 +182,7 @@ class SequenceSession:
         if not fits or not all(isinstance(size, int) for size in sizes):
             shown = [size if isinstance(size, int) else "?" for size in shape]
             raise LoadFailed(
-                f"a row of {value.name!r} of {self._model} has the sizes {shown}: say what they are with {key}"
+                f"a row of {value.name!r} of {self._model} has the sizes {shown}: set them with {key}"
                 if dims is None
                 else f"a row of {value.name!r} of {self._model} has the sizes {shown}, not {list(dims)}"
             )
@@ -219,7 +215,7 @@ class SequenceSession:
     def _run(
         self, names: Sequence[str], feeds: Mapping[str, np.ndarray], options: onnxruntime.RunOptions | None
     ) -> list[np.ndarray]:
-        given = {
+        inputs = {
             name: self._as_texts(name, array)
             if name in self._texts
             else np.ascontiguousarray(np.moveaxis(array, 0, self._axes[name]))
@@ -227,21 +223,21 @@ class SequenceSession:
             else array
             for name, array in feeds.items()
         }
-        outputs = self._session.run(names, {**given, **self._constants}, options)
+        outputs = self._session.run(names, {**inputs, **self._constants}, options)
         return [
             np.moveaxis(array, self._axes[name], 0) if name in self._axes else array
             for name, array in zip(names, outputs, strict=True)
         ]
 
     def _as_texts(self, name: str, packed: np.ndarray) -> np.ndarray:
-        """Ids as the texts that the model takes."""
+        """Return packed ids as texts."""
         texts = np.empty(len(packed), object)
         texts[:] = [sequence_id_of(row.tobytes()) for row in packed]
         return texts.reshape(len(packed), *self._text_shapes[name])
 
 
 class DeclaredSession:
-    """A model of rows as its operator's configuration reshapes it, called like a session."""
+    """A model of rows, reshaped by its operator's configuration, with the method of a session."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -263,7 +259,7 @@ def declared_rows(
     inputs: Iterable[TensorInfo],
     outputs: Iterable[TensorInfo],
 ) -> Declaration | None:
-    """Return what is declared of all tensors of a model with state, whose own ones nobody declares as rows.
+    """Return the declaration of a model with state, with the shapes of rows and with its hidden tensors.
 
     Raises:
         LoadFailed: A request without a batch axis is declared to have more than one row.
@@ -271,33 +267,38 @@ def declared_rows(
     if declaration is None:
         return None
 
-    def side(declared: Sequence[DeclaredTensor], infos: Iterable[TensorInfo]) -> tuple[DeclaredTensor, ...]:
+    def complete(
+        declared: Sequence[DeclaredTensor], infos: Iterable[TensorInfo]
+    ) -> tuple[DeclaredTensor, ...]:
         if not declared:
             return ()
         ranks = {info.name: len(info.shape) for info in infos}
-        seen = [
+        visible = [
             one if declaration.batched else _as_row(declaration, one, ranks.get(one.name, 0))
             for one in declared
             if one.name not in rows.hidden
         ]
         hidden = (info for info in infos if info.name in rows.hidden)
-        return (*seen, *(DeclaredTensor(info.name, info.dtype, info.shape) for info in hidden))
+        return (*visible, *(DeclaredTensor(info.name, info.dtype, info.shape) for info in hidden))
 
     return Declaration(
-        declaration.source, side(declaration.inputs, inputs), side(declaration.outputs, outputs), batched=True
+        declaration.source,
+        complete(declaration.inputs, inputs),
+        complete(declaration.outputs, outputs),
+        batched=True,
     )
 
 
 def _as_row(declaration: Declaration, declared: DeclaredTensor, rank: int) -> DeclaredTensor:
-    """A tensor of a single row, as that of a batch; where nothing is said of rows, the first axis may be left out."""
+    """Return the tensor of a single row as one of a batch. Without `max_batch_size` it may lack the first axis."""
     source = declaration.source
     shapes = [declared.shape, declared.shape if declared.model_shape is None else declared.model_shape]
     if declaration.batched is None and len(shapes[1]) < rank:
         shapes = [(-1, *shape) for shape in shapes]
     if not all(shape[:1] in ((1,), (-1,)) for shape in shapes):
         raise LoadFailed(
-            f"{source}: max_batch_size is 0, so the dims of {declared.name} have to begin with 1, for a request "
-            f"of a sequence has one row; they are {list(declared.shape)}"
+            f"{source}: max_batch_size is 0, so the dims of {declared.name} have to begin with 1, because a "
+            f"request of a sequence has one row; they are {list(declared.shape)}"
         )
     shape, model_shape = ((-1, *shape[1:]) for shape in shapes)
     return dataclasses.replace(
@@ -306,7 +307,7 @@ def _as_row(declaration: Declaration, declared: DeclaredTensor, rank: int) -> De
 
 
 def check_batched(deployment: Deployment, runtime: Runtime) -> None:
-    """Raise LoadFailed where the rows of a model with state do not run as batches."""
+    """Raise LoadFailed if the rows of a model with state do not run as batches."""
     if isinstance(runtime, SequenceRuntime):
         return
     isolation = runtime.signature.isolation
@@ -321,10 +322,10 @@ def check_batched(deployment: Deployment, runtime: Runtime) -> None:
 
 
 def _fits(number: float, dtype: str) -> bool:
-    """Whether an input holds a number: fractions are rounded, where there are any."""
+    """Whether a dtype holds a number; types of floats may round it."""
     with np.errstate(over="ignore", invalid="ignore"):
-        held = np.asarray(number).astype(dtype)
-    return bool(np.isfinite(held)) if held.dtype.kind == "f" else held == number
+        converted = np.asarray(number).astype(dtype)
+    return bool(np.isfinite(converted)) if converted.dtype.kind == "f" else converted == number
 
 
 def _constant(model: str, value: Any, number: float) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""The entry script of models in MLflow's format: a folder of its own, for it becomes a place of imports."""
+"""The entry script of models in MLflow's format. Imports search the folder of a script, so it has its own."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.commands.terminal import add_json_argument
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from stoker_cluster.ray.replica import ReplicaStatus, ServiceSpec
@@ -165,7 +166,7 @@ def _down(args: argparse.Namespace) -> int:
 
     with connected(args.address) as ray:
         count = down(ray, args.name)
-    sys.stdout.write(f"{args.name} has ended, with {count} {'server' if count == 1 else 'servers'}\n")
+    sys.stdout.write(f"{args.name} has ended, with {format_count(count, 'server')}\n")
     return 0
 
 

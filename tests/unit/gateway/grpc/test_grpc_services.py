@@ -218,7 +218,7 @@ async def test_the_index_is_the_supervisors() -> None:
         assert (first.name, first.version, first.state) == ("digits", "3", "READY")
         assert (other.name, other.version) == ("other", "")
         await stage.ask("RepositoryIndex", metadata=ADMIN)
-        assert supervisor.asked == [AskIndex(0, ready=True), AskIndex(1, ready=False)]
+        assert supervisor.requests == [AskIndex(0, ready=True), AskIndex(1, ready=False)]
 
 
 async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
@@ -230,7 +230,7 @@ async def test_models_are_loaded_and_unloaded_with_the_admin_key() -> None:
         await stage.ask("RepositoryModelLoad", model_name="digits", parameters=config, metadata=ADMIN)
         flag = {"unload_dependents": {"bool_param": True}}
         await stage.ask("RepositoryModelUnload", model_name="digits", parameters=flag, metadata=ADMIN)
-        assert supervisor.asked == [
+        assert supervisor.requests == [
             AskLoad(0, "digits"),
             AskLoad(1, "digits", policy=VersionPolicy(newest=None)),
             AskUnload(2, "digits"),
@@ -255,7 +255,7 @@ async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metada
         supervisor = supervised(stage.gateway)
         error = await refused(stage.ask(name, model_name="digits", metadata=metadata, **fields))
         assert error.code().name == code
-        assert not supervisor.asked
+        assert not supervisor.requests
 
 
 async def test_a_refusal_names_the_metadata_of_the_admin_key() -> None:

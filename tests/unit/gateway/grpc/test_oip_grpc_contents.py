@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[Any, type[StokerError], str]] = {
     "too few elements": (
         typed(X, [1, 2], fp32_contents=[1]),
         MalformedBody,
-        "has 1 elements, but its shape [1,2] needs 2",
+        "has 1 element, but its shape [1,2] needs 2",
     ),
     "out of range": (typed(BYTE, [1], int_contents=[128]), InvalidInput, "does not fit int8"),
     "missing input": (

@@ -150,7 +150,7 @@ def test_a_row_of_another_size_than_the_arena_has_is_no_row_of_it() -> None:
     with Joined() as joined:
         caller = Caller(joined)
         caller.ask(row(1, 2))
-        (codec,) = caller.service.replicas.codecs.values()
+        (codec,) = caller.service.codecs.values()
         (form,) = codec.decoder.forms.values()
         known: PlainRow = form.row
         memory = memoryview(bytearray(4))

@@ -71,7 +71,7 @@ def test_an_address_is_not_allowed_by_any_name() -> None:
     ],
 )
 def test_a_name_with_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Whatever its name says; unless the address is in a named network."""
+    """A public name does not help; a network named in the settings does."""
     public = ("93.184.215.14", 443)
 
     def resolve(*_: object, **__: object) -> list[Any]:

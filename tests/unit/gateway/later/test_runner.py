@@ -1,4 +1,4 @@
-"""The runner: what the app is asked, what is tried again, and what is stored."""
+"""The runner: requests to the app, retries, stored answers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class App:
 
     def __init__(self, *answers: tuple[int, str]) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[Scope, bytes]] = []
+        self.requests: list[tuple[Scope, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked.append((scope, (await receive())["body"]))
+        self.requests.append((scope, (await receive())["body"]))
         status, code = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         headers = [(b"content-type", b"application/json"), (b"retry-after", b"0")]
         body = json.dumps({"message": "m", "code": code} if code else [1]).encode()
@@ -66,7 +66,7 @@ async def test_a_request_is_sent_as_its_caller_sent_it(tmp_path: Path) -> None:
     """In the lowest tier, with its attempt, and with what stands for its key; the answer is kept whole."""
     app = App((200, ""))
     (answer,) = await run(tmp_path, app, lambda spool: [add(spool)])
-    ((scope, body),) = app.asked
+    ((scope, body),) = app.requests
     assert body == b"body"
     headers = dict(scope["headers"])
     assert headers == {
@@ -108,7 +108,7 @@ async def test_senders_take_turns(tmp_path: Path) -> None:
         return [*(add(spool, "flood", b"flood") for _ in range(20)), add(spool, "other", b"other")]
 
     await run(tmp_path, app, fill, at_once=1)
-    assert [body for _, body in app.asked].index(b"other") < 2
+    assert [body for _, body in app.requests].index(b"other") < 2
 
 
 @pytest.mark.anyio
@@ -198,7 +198,7 @@ async def test_an_expired_request_does_not_run(tmp_path: Path) -> None:
     """It is dropped."""
     app = App((200, ""))
     await run(tmp_path, app, lambda spool: [add(spool, expires_s=1)][:0])
-    assert app.asked == []
+    assert app.requests == []
 
 
 @pytest.mark.anyio

@@ -41,7 +41,7 @@ def open_spool(folder: Path, clock: Clock, **changes: Any) -> Spool:
 
 
 def head_of(fingerprint: str = "f", expires_s: float = NOW_S + 60) -> dict[str, Any]:
-    """What is said of a body."""
+    """The header stored before a body."""
     return {"expires_s": expires_s, "fingerprint": fingerprint, "location": "/later/x"}
 
 
@@ -95,7 +95,7 @@ def test_the_same_idempotency_key_is_the_same_request(spool: Spool) -> None:
 
 
 def test_an_expired_request_is_gone_and_its_key_is_free(spool: Spool, clock: Clock) -> None:
-    """It is told so until it is sent again."""
+    """Each lookup says so until the request is sent again."""
     name = spool.new_id("me", b"key")
     spool.add(name, head_of(), b"1")
     clock.now_s += 61
@@ -206,8 +206,8 @@ def test_file_size_limit_refuses_requests_and_keeps_no_lock(spool: Spool) -> Non
     assert claim is not None
     assert answered is not None
     spool.finish(answered, head_of(), b"answer", "https://example.com/")
-    told = spool.claim_callback(callback)
-    assert told is not None
+    claimed = spool.claim_callback(callback)
+    assert claimed is not None
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -215,7 +215,7 @@ def test_file_size_limit_refuses_requests_and_keeps_no_lock(spool: Spool) -> Non
             spool.add(spool.new_id("me"), head_of(), b"")
         with pytest.raises(OSError, match="File too large"):
             spool.release(claim, ran=False)
-        spool.release_callback(callback, told[0], delivered=False)
+        spool.release_callback(callback, claimed[0], delivered=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     again = spool.claim(name)

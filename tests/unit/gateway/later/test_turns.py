@@ -42,7 +42,7 @@ class Works:
         await asyncio.gather(*self.turns.running)
 
 
-async def test_owner_whose_work_hangs_leaves_places_to_each_newcomer() -> None:
+async def test_owner_with_hanging_work_leaves_places_to_each_newcomer() -> None:
     """An owner has at most twice as many places as stay free, and each further one finds some of the rest."""
     works = Works(9)
     works.turns.start()
@@ -55,7 +55,7 @@ async def test_owner_whose_work_hangs_leaves_places_to_each_newcomer() -> None:
     await works.end()
 
 
-async def test_freed_place_goes_to_owner_who_waits_longest() -> None:
+async def test_freed_place_goes_to_the_longest_waiting_owner() -> None:
     """With one place, an owner with many ids waits behind each owner whose turn was before."""
     works = Works(1)
     works.turns.start()
@@ -71,7 +71,7 @@ async def test_freed_place_goes_to_owner_who_waits_longest() -> None:
 
 
 async def test_paused_turns_begin_nothing_further() -> None:
-    """What runs goes on, and what waits stays."""
+    """Running work goes on, waiting work stays queued."""
     works = Works(4)
     works.put("a", 2)
     assert await works.begin() == []

@@ -203,7 +203,7 @@ def test_the_error_of_a_step_is_that_of_the_request_and_names_the_step(scene: Ma
 
 
 def test_the_other_steps_of_a_request_that_has_failed_do_not_run(scene: Make) -> None:
-    """What has not begun of them is skipped, and what comes back is told to nobody."""
+    """Rows not yet begun are skipped; nobody receives the answers of the others."""
     join = scene(
         Pipeline("both", (DOUBLE, Step("negate", "negate", inputs={"x": "sent"}, outputs={"y": "negated"})))
     )
@@ -216,8 +216,8 @@ def test_the_other_steps_of_a_request_that_has_failed_do_not_run(scene: Make) ->
     assert len(join.answers) == 1
 
 
-def test_a_caller_who_goes_ends_what_has_not_begun(scene: Make) -> None:
-    """No further step begins, and rows that wait are not run."""
+def test_abandoned_request_begins_no_further_step(scene: Make) -> None:
+    """Its waiting rows are not run either."""
     chain = scene(CHAIN)
     chain.ask(1).abandon()
     call = chain.ask(2)
@@ -230,7 +230,7 @@ def test_a_caller_who_goes_ends_what_has_not_begun(scene: Make) -> None:
     assert chain.pipeline.idle
 
 
-def test_a_deadline_that_passes_in_a_step_is_told_with_its_name(scene: Make) -> None:
+def test_deadline_passed_in_a_step_answers_504_with_its_name(scene: Make) -> None:
     """The request's deadline is that of each step."""
     chain = scene(CHAIN)
     clock = chain.devices["double"].clock
@@ -245,7 +245,7 @@ def test_a_deadline_that_passes_in_a_step_is_told_with_its_name(scene: Make) -> 
 
 
 def test_a_request_that_finds_no_row_in_a_step_is_refused_as_the_model_refuses(scene: Make) -> None:
-    """Overload of the first step is told before the body is read, that of another one when it comes to it."""
+    """An overloaded first step refuses before the body is read, another step once the request reaches it."""
     chain = scene(CHAIN)
     for number in range(16):
         chain.devices["negate"].submit(number)
@@ -254,12 +254,12 @@ def test_a_request_that_finds_no_row_in_a_step_is_refused_as_the_model_refuses(s
     for number in range(16):
         chain.devices["double"].submit(number)
     chain.pipeline.score(b"no body at all", None, chain.note, 0)
-    told = [(status, answer["code"], answer["message"][:12]) for status, _, answer in chain.answers]
-    assert told == [(503, "overloaded", "Step negate:"), (503, "overloaded", "Step double:")]
+    refusals = [(status, answer["code"], answer["message"][:12]) for status, _, answer in chain.answers]
+    assert refusals == [(503, "overloaded", "Step negate:"), (503, "overloaded", "Step double:")]
 
 
-def test_a_lost_device_of_a_step_is_told_with_its_name(scene: Make) -> None:
-    """Where nobody else has the model, 503; the pipeline is not ready then, and says why."""
+def test_lost_device_of_a_step_answers_503_with_its_name(scene: Make) -> None:
+    """Without another replica of the model, the pipeline is not ready afterwards and says why."""
     chain = scene(CHAIN)
     chain.ask(1)
     chain.devices["double"].settle()
@@ -268,11 +268,11 @@ def test_a_lost_device_of_a_step_is_told_with_its_name(scene: Make) -> None:
     chain.devices["negate"].exchange.close()
     chain.pipeline.refresh()
     chain.ask(2)
-    told = [(status, answer["code"], answer["message"]) for status, _, answer in chain.answers]
-    assert told[0][:2] == (503, "device_lost")
-    assert told[0][2].startswith("Step negate: ")
-    assert told[1][:2] == (503, "not_ready")
-    assert "step negate: the model negate is loading or its device restarts" in told[1][2]
+    refusals = [(status, answer["code"], answer["message"]) for status, _, answer in chain.answers]
+    assert refusals[0][:2] == (503, "device_lost")
+    assert refusals[0][2].startswith("Step negate: ")
+    assert refusals[1][:2] == (503, "not_ready")
+    assert "step negate: the model negate is loading or its device restarts" in refusals[1][2]
 
 
 def test_answers_that_a_model_keeps_count_for_its_steps(scene: Make) -> None:
@@ -308,7 +308,7 @@ def test_a_model_that_takes_few_at_once_lets_steps_wait(scene: Make) -> None:
 
 
 def test_steps_have_the_caller_and_the_tier_of_the_request(scene: Make) -> None:
-    """What the planner of a device is told of rows is what it is told of the caller's own requests."""
+    """A device's planner sees the rows of a step as rows of the caller."""
     chain = scene(CHAIN)
     call = chain.ask(1)
     urgent = chain.pipeline.score(
@@ -338,7 +338,7 @@ def test_each_step_counts_as_a_request_to_its_model(scene: Make) -> None:
     ]
 
 
-def test_the_answer_tells_what_each_step_has_taken(scene: Make) -> None:
+def test_server_timing_has_a_time_for_each_step(scene: Make) -> None:
     """Queue and compute are sums over the steps on the way, and each step has its own time beside them."""
     chain = scene(CHAIN)
     for name, took_ms in (("double", 2), ("negate", 3)):
@@ -352,7 +352,7 @@ def test_the_answer_tells_what_each_step_has_taken(scene: Make) -> None:
 
 
 def test_a_pipeline_follows_the_versions_of_its_models(scene: Make) -> None:
-    """Another version of the same kind is asked from then on; one that does not fit, or none, is told."""
+    """Requests then use another version of equal signature; the error names one that does not fit, or none."""
     chain = scene(CHAIN)
     assert chain.pipeline.ready
     known = chain.models["negate"]
@@ -417,7 +417,7 @@ def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
 
 
 def test_the_rows_of_a_step_count_for_its_group_of_models(scene: Make) -> None:
-    """Whoever asks: a limit of models holds within pipelines, and what it says is the answer."""
+    """With or without caller terms, a limit of models holds within pipelines, and its error is the answer."""
     chain, quota = scene(CHAIN), _Quota()
     negate = chain.service("negate")
     urgency = DEFAULT_URGENCY._replace(shared=cast("Quota", quota))
@@ -444,17 +444,17 @@ def test_a_step_has_a_span_below_that_of_its_request(scene: Make, kept: bool) ->
     trace = f"00-{7:032x}-{8:016x}-{int(kept):02x}".encode()
     chain.pipeline.score(b'{"data": [[1, 1]]}', RequestIds(b"mine", traceparent=trace), chain.note, 0)
     chain.settle()
-    said, _ = TraceReader(fd).read()
+    spans, _ = TraceReader(fd).read()
     os.close(fd)
     assert [status for status, *_ in chain.answers] == [200]
-    assert {one.trace_id for one in said} == ({f"{7:032x}"} if kept else set())
+    assert {one.trace_id for one in spans} == ({f"{7:032x}"} if kept else set())
     if kept:
-        by_model = {one.model: one for one in said}
+        by_model = {one.model: one for one in spans}
         assert {one.parent_id for name, one in by_model.items() if name != "chain"} == {
             by_model["chain"].span_id
         }
         assert by_model["chain"].parent_id == f"{8:016x}"
-        assert {one.request_id for one in said} == {"mine"}
+        assert {one.request_id for one in spans} == {"mine"}
     assert [call.args[0].service.name for call in log.record.call_args_list] == ["chain"]
 
 
@@ -474,7 +474,7 @@ def test_a_step_runs_again_where_its_model_has_another_replica(scene: Make) -> N
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "fault", "status", "told"),
+    ("owner", "name", "fault", "status", "message"),
     [
         (
             Progress,
@@ -493,7 +493,7 @@ def test_a_fault_between_steps_is_answered(
     name: str,
     fault: Exception,
     status: int,
-    told: str,
+    message: str,
 ) -> None:
     """No fault of ours leaves a request without an answer: nothing of it is in any arena by then."""
     monkeypatch.setattr(owner, name, Mock(side_effect=fault))
@@ -502,7 +502,7 @@ def test_a_fault_between_steps_is_answered(
     chain.settle()
     ((got, _, answer),) = chain.answers
     assert got == status
-    assert answer["message"].startswith(told)
+    assert answer["message"].startswith(message)
     assert chain.pipeline.idle
 
 
@@ -512,9 +512,9 @@ def test_the_load_of_a_pipeline_is_that_of_its_busiest_model(scene: Make) -> Non
     reports = PipelineLoadReports(chain.memory, 2, lambda: chain.pipeline.models)
     assert b"application_utilization=0.0" in reports.line("TEXT")
     for name, load in (("double", 0.3), ("negate", 0.7)):
-        told = Mock(utilization=load)
-        told.line.return_value = name.encode()
-        chain.service(name).load_reports = told
+        load_reports = Mock(utilization=load)
+        load_reports.line.return_value = name.encode()
+        chain.service(name).load_reports = load_reports
     assert reports.line("TEXT") == b"negate"
 
 
@@ -545,8 +545,8 @@ def test_steps_go_to_versions_by_their_weights(scene: Make) -> None:
     assert (answers.count([[3.0, 4.0]]), answers.count([[-2.0, -3.0]])) == (2, 4)
 
 
-def test_a_step_with_state_is_told_of_the_sequence_of_its_request(scene: Make) -> None:
-    """Callers say it of the pipeline, which is described as one that has sequences."""
+def test_step_with_state_gets_the_sequence_of_its_request(scene: Make) -> None:
+    """Callers send the sequence to the pipeline, whose signature then has sequences."""
     chain = scene(CHAIN)
     negate = chain.service("negate")
     assert negate.signature is not None

@@ -1,4 +1,4 @@
-"""Who may register memory of a GPU, see what is registered, and let it go."""
+"""Permission to register, list and unregister memory of a GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add(regions: Regions) -> None:
 
 
 def test_with_the_admin_key_alone(regions: Regions) -> None:
-    """Who has it registers and lets go; others see what there is, and can let go what is not there."""
+    """Only its holder registers and unregisters; others may list regions and unregister missing ones."""
     gateway, holder, admin = gateway_with(regions), Requester(KEY, NEAR), Requester(ADMIN, NEAR)
     unregister_cuda(gateway, holder, None)
     for given in (KEY, NOBODY):

@@ -65,7 +65,7 @@ def machine() -> Iterator[Machine]:
 
 
 def test_all_frontends_know_at_once(machine: Machine) -> None:
-    """What one registers the other reads and writes; what one lets go both close."""
+    """A frontend reads and writes regions that another registered; both close them once one unregisters."""
     ours, theirs = machine.frontends
     machine.register("r", "a", 32)
     assert bytes(theirs.read(RegionSpan("r", 2, 3))) == bytes([2, 3, 4])
@@ -95,10 +95,10 @@ def test_nothing_is_loaded_before_it_is_needed(machine: Machine) -> None:
     assert (machine.loads, machine.cudas[0].contexts, machine.cudas[1].contexts) == (1, {0}, set())
 
 
-def test_other_frontends_are_told_once_to_make_their_contexts(
+def test_registration_makes_contexts_in_other_frontends_once(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside their loops, before the first request comes; one that cannot says so and goes on."""
+    """They make them beside their loops before the first request; a failure is logged and costs nothing else."""
     ours, theirs = machine.frontends
     machine.register("r", "a", 64)
     assert ours.cold_devices() == set()
@@ -144,7 +144,7 @@ NUMBERS = st.integers(0, 80) | st.sampled_from([(1 << 63) - 1, (1 << 64) - 8])
 def test_nothing_outside_a_region_is_touched(
     size_bytes: int, steps: list[tuple[bool, int, int, int, int]]
 ) -> None:
-    """Whatever is asked for is inside and done, or refused; what is around stays, of the allocation and beside it."""
+    """Reads and writes inside succeed, others are refused; bytes around the region stay unchanged."""
     machine = Machine()
     machine.gpus.allocate("a", 64)
     machine.gpus.allocate("b", 64)
@@ -169,8 +169,8 @@ def test_nothing_outside_a_region_is_touched(
     machine.close()
 
 
-def test_memory_says_itself_what_it_has(machine: Machine) -> None:
-    """Also to somebody who has not asked before."""
+def test_memory_checks_bounds_itself(machine: Machine) -> None:
+    """Also for callers that did not check the span before."""
     location = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
     memory = machine.frontends[0].cuda.open(location, 32)
     for begin, size in ((-1, 1), (0, 33), (32, 1)):
@@ -189,8 +189,8 @@ def test_an_allocation_that_is_shorter_is_refused_and_closed(machine: Machine) -
     assert machine.frontends[0].cuda_status(None) == []
 
 
-def test_names_are_taken_once_whatever_the_memory_is(machine: Machine) -> None:
-    """Each kind lists and lets go its own."""
+def test_name_is_unique_over_all_kinds_of_memory(machine: Machine) -> None:
+    """Each kind lists and unregisters its own regions."""
     ours, _ = machine.frontends
     machine.register("r", "a", 32)
     for size in (0, -1):
@@ -252,16 +252,16 @@ def test_cuda_error_is_reported_by_its_name(machine: Machine) -> None:
         ours.write(span, memoryview(bytes(4)), ours.check(span))
 
 
-def test_memory_that_cannot_be_closed_is_said(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    """And is let go all the same."""
+def test_failed_close_is_logged(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    """The region is unregistered all the same."""
     machine.register("r", "a", 8)
     machine.cudas[0].failing["cudaIpcCloseMemHandle"] = 1
     machine.frontends[0].unregister("r", CudaLocation)
     assert "cannot be closed: cudaIpcCloseMemHandle: cudaErrorInvalidValue" in caplog.text
 
 
-def test_without_a_library_it_is_said_which() -> None:
-    """And looked for again: it may be there later."""
+def test_missing_library_is_named_in_the_refusal() -> None:
+    """Each request looks for it again, since it may be installed later."""
 
     def load() -> CudaIpc:
         raise CudaUnusable("there is no NVIDIA driver: libcuda.so.1")

@@ -49,7 +49,7 @@ def registered(regions: Regions, memory: Path) -> None:
 
 
 def test_all_frontends_know_at_once(frontends: Frontends, memory: Path) -> None:
-    """What one registers the other reads, and what one lets go the other refuses."""
+    """A frontend reads a region that another registered, until either unregisters it."""
     ours, theirs = frontends
     registered(ours, memory)
     assert bytes(theirs.read(RegionSpan("r", 2, 3))) == bytes([18, 19, 20])

@@ -85,7 +85,7 @@ class _LateTicket(PuppetTicket):
         return super().timeout_error(begun=begun)
 
 
-def test_a_body_that_is_being_run_is_told_from_those_that_wait() -> None:
+def test_deadline_says_whether_the_body_was_running() -> None:
     """While one body runs, its caller's deadline and that of the next one pass; so does that of a row used again."""
     runtime = PuppetRuntime(BODIES, lambda inputs: [[b"done"] for _ in inputs])
     with Joined(runtime, capacity=4, policy=BatchPolicy(max_batch_rows=1)) as joined:
@@ -130,7 +130,7 @@ def test_a_deadline_that_is_put_off_passes_later() -> None:
         assert ticket.deadline_ns != 0
 
 
-def test_nothing_is_said_of_rows_of_numbers() -> None:
+def test_rows_of_numbers_never_count_as_begun() -> None:
     """Only scripts that take whole requests have a `run` for each."""
     with Joined() as joined:
         ticket = _LateTicket(joined.clock() + 20_000_000)

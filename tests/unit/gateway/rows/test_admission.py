@@ -24,7 +24,7 @@ NOW = 10**12
 def board(
     *, cap: int = 64, batch_ms: float = 1.7, row_ms: float = 0.25, free_ms: float = 0.0, **more: Any
 ) -> Board:
-    """What a device says, by default one that has nothing to do."""
+    """The board of a device, by default an idle one."""
     made = Board()
     made.cap = cap
     sizes = [min(1 << place, cap) for place in range((cap - 1).bit_length() + 1)]
@@ -109,7 +109,7 @@ def test_the_flood_of_another_caller_is_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize("flood", [DEFAULT, CallerTerms("flood", 1)])
 def test_a_flood_that_waits_alone_is_in_nobodys_way(flood: CallerTerms) -> None:
-    """What a device says of one caller is enough for another to be served in turns with it, and for what it sends."""
+    """Rows that wait for one caller only count for that caller; another is admitted beside them."""
     waiting, other = {1 << 16 | flood.number: 1000}, CallerTerms("other", 2)
     known = board(waiting=tiers_on_board(waiting))
     known.set_classes({of: [*found] for of, found in classes_on_board(waiting, BatchPolicy()).items()})
@@ -121,8 +121,8 @@ def test_a_flood_that_waits_alone_is_in_nobodys_way(flood: CallerTerms) -> None:
     assert {of & 0xFFFF: rows for of, (rows, _) in known.classes.items()} == {flood.number: 1030, 2: 3}
 
 
-def test_a_caller_who_does_not_wait_as_long_as_one_row_takes_is_told_so() -> None:
-    """504 before anything is read; but when nothing has run for a second, one may find out."""
+def test_deadline_shorter_than_one_row_is_refused() -> None:
+    """The answer is 504 before the body is read; after a second without batches, one request may try."""
     known = board()
     refused = check_deadline(NOW, NOW + MS, known, lambda: 0.0)
     assert refused is not None
@@ -199,24 +199,24 @@ def test_easier_request_is_never_refused_where_a_harder_one_is_admitted(
     fewer: int,
 ) -> None:
     """A later target, fewer rows, a higher tier or a greater weight never gets a request refused."""
-    asked: dict[str, Any] = {"target_ms": target_ms, "tier": tier, "caller": caller}
-    if ask(known, rows, **asked) is not None:
+    request: dict[str, Any] = {"target_ms": target_ms, "tier": tier, "caller": caller}
+    if ask(known, rows, **request) is not None:
         return
     heavier = CallerTerms(caller.name, caller.number, weight=caller.weight * 2)
-    assert ask(known, rows, **asked | {"target_ms": target_ms + more_ms}) is None
-    assert ask(known, max(1, rows - fewer), **asked) is None
-    assert ask(known, rows, **asked | {"tier": tier - 1}) is None
-    assert ask(known, rows, **asked | {"caller": heavier}) is None
+    assert ask(known, rows, **request | {"target_ms": target_ms + more_ms}) is None
+    assert ask(known, max(1, rows - fewer), **request) is None
+    assert ask(known, rows, **request | {"tier": tier - 1}) is None
+    assert ask(known, rows, **request | {"caller": heavier}) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     known=boards(), sizes=st.lists(st.integers(1, 90), min_size=1, max_size=60), target_ms=st.floats(1, 200)
 )
-def test_no_more_is_taken_than_can_be_in_time_and_a_quarter(
+def test_admitted_rows_exceed_the_target_by_at_most_a_quarter(
     known: Board, sizes: list[int], target_ms: float
 ) -> None:
-    """Whatever waits already, and however many ask at once; but for one who finds nobody."""
+    """Only a request that finds an idle device may exceed it further."""
     known.waiting, known.later = [0, 0, 0], [0] * len(known.later)
     known.set_classes({})
     taken = 0

@@ -1,4 +1,4 @@
-"""Answers that are kept: how many, which are forgotten, and what is told apart."""
+"""The cache of answers: its size, its evictions, its keys."""
 
 import numpy as np
 from hypothesis import given
@@ -40,10 +40,10 @@ def test_kept_outputs_cannot_be_written() -> None:
     ),
 )
 @STEADY
-def test_never_more_is_kept_than_may_be(max_bytes: int, steps: list[tuple[str, int, int]]) -> None:
-    """Whatever is asked and answered, the sum is right and bounded, and what was used longest ago goes first."""
-    told: list[tuple[int, int]] = []
-    cache = AnswerCache(max_bytes, lambda size_bytes, evicted: told.append((size_bytes, evicted)))
+def test_size_never_exceeds_the_maximum(max_bytes: int, steps: list[tuple[str, int, int]]) -> None:
+    """After any steps the size is right and bounded, and the least recently used answer leaves first."""
+    reports: list[tuple[int, int]] = []
+    cache = AnswerCache(max_bytes, lambda size_bytes, evicted: reports.append((size_bytes, evicted)))
     model: dict[bytes, KeptAnswer] = {}
     forgotten = 0
     for step, name, rows in steps:
@@ -63,21 +63,21 @@ def test_never_more_is_kept_than_may_be(max_bytes: int, steps: list[tuple[str, i
                 forgotten += 1
         assert cache.size_bytes == sum(one.size_bytes for one in model.values()) <= max_bytes
         assert len(cache) == len(model)
-    assert sum(evicted for _, evicted in told) == forgotten
-    assert not told or told[-1][0] == cache.size_bytes
+    assert sum(evicted for _, evicted in reports) == forgotten
+    assert not reports or reports[-1][0] == cache.size_bytes
 
 
 def test_cleared_cache_is_empty() -> None:
     """After a device process has ended, none of its answers is found or counted."""
-    told: list[tuple[int, int]] = []
-    cache = AnswerCache(1 << 20, lambda *sizes: told.append(sizes))
+    reports: list[tuple[int, int]] = []
+    cache = AnswerCache(1 << 20, lambda *sizes: reports.append(sizes))
     cache.keep(b"a", answer(1))
     cache.clear()
-    assert (cache.find(b"a"), cache.size_bytes, len(cache), told[-1]) == (None, 0, 0, (0, 0))
+    assert (cache.find(b"a"), cache.size_bytes, len(cache), reports[-1]) == (None, 0, 0, (0, 0))
 
 
-def test_rows_are_told_apart_by_contents_and_number() -> None:
-    """Equal rows have one key; others, more of them, and the same numbers among other inputs have others."""
+def test_keys_differ_by_contents_and_number_of_rows() -> None:
+    """Equal rows have one key; other numbers, shapes and inputs have others."""
     cache = AnswerCache(1, nothing)
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     keys = [

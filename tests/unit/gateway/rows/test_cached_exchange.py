@@ -17,7 +17,7 @@ def cache() -> AnswerCache:
 
 
 def counted(joined: Joined) -> CacheTotals:
-    """What the first frontend has counted."""
+    """The cache's counters of the first frontend."""
     return joined.memory.totals().model(0).cache()
 
 
@@ -59,8 +59,8 @@ def test_rows_of_another_dtype_are_the_same_rows(cache: AnswerCache) -> None:
         assert ticket.completions == 1
 
 
-def test_a_full_arena_answers_what_is_known(cache: AnswerCache) -> None:
-    """Where no row is free, kept answers are given all the same, and what has to be run is refused."""
+def test_full_arena_still_gives_kept_answers(cache: AnswerCache) -> None:
+    """Only requests that have to run are refused."""
     with Joined(cache=cache, capacity=2) as joined:
         joined.submit(1)
         joined.settle()
@@ -120,8 +120,8 @@ def test_requests_that_flow_in_slices_are_run(cache: AnswerCache) -> None:
         assert len(joined.runtime.rows_run) == 18
 
 
-def test_frontends_can_share_what_replicas_have_answered(cache: AnswerCache) -> None:
-    """Exchanges with one cache know each other's answers; one that has gone is lost with its requests alone."""
+def test_frontends_can_share_a_cache(cache: AnswerCache) -> None:
+    """Exchanges with one cache find each other's answers; a closed exchange loses only its own requests."""
     with Joined(cache=cache, frontends=2) as joined:
         joined.submit(1, frontend=0)
         joined.settle()
@@ -165,7 +165,7 @@ def test_bodies_of_scripts_are_compared_without_their_ids(cache: AnswerCache) ->
     "answer", [ScriptAnswer(b"{}", 404), ScriptAnswer(b"{}", 500, failed=True), ScriptAnswer(b"", 204)]
 )
 def test_only_good_answers_of_scripts_are_kept(cache: AnswerCache, answer: ScriptAnswer) -> None:
-    """What is not 200 is run again."""
+    """Requests with other answers than 200 run again."""
     runtime = script(answer)
     with Joined(runtime, cache=cache) as joined:
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_requests_that_scripts_see_whole_are_run(cache: AnswerCache) -> None:
 
 
 def test_a_lost_device_tells_its_requests(cache: AnswerCache) -> None:
-    """Whoever waits for a device that ends is told, as without a cache."""
+    """Requests that wait for the device get `DeviceLost`, as without a cache."""
     with Joined(cache=cache) as joined:
         waiting = joined.submit(1)
         joined.kill_device()

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 100])
 def test_a_request_gets_its_own_answer(rows: int) -> None:
-    """Whatever fits the arena of 16 rows, half of it, or not at all, comes back complete and in order."""
+    """Requests below, at and above the arena's 16 rows come back complete and in order."""
     with Joined(capacity=16) as joined:
         ticket = joined.submit(*range(rows))
         joined.settle()
@@ -89,21 +89,21 @@ def test_stage_times_are_those_of_the_clock() -> None:
 def test_a_full_arena_refuses_with_a_retry_after() -> None:
     """Without a free row a request is refused at once, keeps nothing, and is told how long the queue takes."""
     with Joined(capacity=16) as joined:
-        held = [joined.submit(number) for number in range(13)]
+        columns = [joined.submit(number) for number in range(13)]
         with pytest.raises(Overloaded, match="All 16 rows") as refused:
             joined.submit(1, 2, 3, 4)
         assert refused.value.retry_after_s is not None
         assert refused.value.retry_after_s >= 1
         assert joined.exchange.leased_rows == 13
         assert joined.exchange.free_rows
-        held.append(joined.submit(13, 14, 15))
+        columns.append(joined.submit(13, 14, 15))
         assert not joined.exchange.free_rows
         with pytest.raises(Overloaded):
             joined.submit(1)
         with pytest.raises(Overloaded):
             joined.submit(*range(100))
         joined.settle()
-        assert all(ticket.completions == 1 for ticket in held)
+        assert all(ticket.completions == 1 for ticket in columns)
         assert joined.exchange.leased_rows == 0
 
 
@@ -173,7 +173,7 @@ def test_an_exchange_is_not_made_where_numbers_would_overflow_unnoticed() -> Non
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_fault_while_rows_are_stored_leaks_none(rows: int) -> None:
-    """Whatever stops it, the request has taken nothing."""
+    """A request that fails while it is stored takes no rows."""
     with Joined(capacity=16) as joined:
         with pytest.raises(ValueError, match="could not convert"):
             joined.exchange.submit(PuppetTicket(), [np.array([["a", "b"]] * rows)])
@@ -303,27 +303,27 @@ def test_memory_of_a_burst_is_given_back() -> None:
             joined.sweep()
             joined.settle()
 
-        def rows_that_hold_something() -> int:
-            held = [arena.inputs[0][:, 0], arena.outputs[0][:, 0]]
-            assert np.array_equal(*(column != 0 for column in held))
-            return int(np.count_nonzero(held[0]))
+        def count_nonzero_rows() -> int:
+            columns = [arena.inputs[0][:, 0], arena.outputs[0][:, 0]]
+            assert np.array_equal(*(column != 0 for column in columns))
+            return int(np.count_nonzero(columns[0]))
 
         score(190)
         joined.clock.advance_ms(1000)
         joined.sweep()
-        assert rows_that_hold_something() == 190, "all of them were in use since the last look"
+        assert count_nonzero_rows() == 190, "all of them were in use since the last look"
         score(3)
         joined.clock.advance_ms(1000)
         for left in (189, 188, 187):
             joined.sweep()
-            assert rows_that_hold_something() == left
+            assert count_nonzero_rows() == left
         for _ in range(200):
             joined.sweep()
-        assert rows_that_hold_something() == 64 + 3
+        assert count_nonzero_rows() == 64 + 3
         score(190)
         joined.clock.advance_ms(1000)
         joined.sweep()
-        assert rows_that_hold_something() == 190
+        assert count_nonzero_rows() == 190
 
 
 def test_a_failed_request_names_the_error_id_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

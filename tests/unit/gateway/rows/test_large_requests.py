@@ -7,8 +7,8 @@ from stoker.errors import DeadlineExceeded, ModelFailed, Overloaded
 from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
 
 
-def test_a_large_request_is_told_how_long_its_last_batch_waited_for_its_turn() -> None:
-    """As its other times are those of the last batch."""
+def test_large_request_reports_the_turn_of_its_last_batch() -> None:
+    """Its other times are those of the last batch too."""
     with Joined(capacity=16) as joined:
         arena = joined.exchange.arena
         large = joined.submit(*range(30))
@@ -84,18 +84,18 @@ def test_a_request_between_slices_gets_on_when_rows_come_free() -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 2])
-def test_a_large_request_that_cannot_go_on_is_told(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_request_with_a_refused_slice_fails(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice that cannot be queued, at once or later, fails its request: nobody else would ever end it."""
     with Joined(capacity=16) as joined:
         admit, queued = joined.exchange.admit, list[int]()
 
-        def admit_some(ticket: Ticket, rows: Rows) -> None:
+        def admit_first_slices(ticket: Ticket, rows: Rows) -> None:
             if len(queued) == slices:
                 raise MemoryError("a fault of the test")
             admit(ticket, rows)
             queued.append(len(rows[0]))
 
-        monkeypatch.setattr(joined.exchange, "admit", admit_some)
+        monkeypatch.setattr(joined.exchange, "admit", admit_first_slices)
         large, small = joined.submit(*range(100)), joined.submit(7)
         joined.settle()
         assert queued == [2] * slices
@@ -105,7 +105,7 @@ def test_a_large_request_that_cannot_go_on_is_told(slices: int, monkeypatch: pyt
 
 
 def test_a_large_request_that_cannot_begin_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stops its first slice is the error of `submit`."""
+    """`submit` raises the error of its first slice."""
     with Joined(capacity=16) as joined:
         with monkeypatch.context() as patched:
             patched.setattr(joined.exchange, "_lease", raise_memory_error)
@@ -117,7 +117,7 @@ def test_a_large_request_that_cannot_begin_takes_nothing(monkeypatch: pytest.Mon
         assert answer_of(large) == doubled(*range(100))
 
 
-def test_a_large_request_whose_answer_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_request_without_memory_for_its_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with an error, once, and its other slice does not run in vain for long."""
     with Joined(capacity=16) as joined:
         large = joined.submit(*range(100))
@@ -145,7 +145,7 @@ def test_a_request_between_slices_has_its_deadline() -> None:
 
 
 def test_a_request_that_is_cancelled_between_slices_takes_no_more_rows() -> None:
-    """What waits for rows and has nobody who waits for it is forgotten."""
+    """It leaves the queue for rows once its caller has cancelled."""
     with Joined(capacity=64) as joined:
         large, _ = hungry_request(joined)
         run = {number for number in joined.runtime.rows_run if 100 <= number < 150}

@@ -52,7 +52,7 @@ def test_a_request_to_a_device_that_has_just_died_is_lost_not_stuck(rows: int) -
 
 
 def test_answers_that_were_sent_before_the_device_died_still_count() -> None:
-    """What lies in the doorbell is read before the EOF."""
+    """The frontend reads the doorbell's bytes before its EOF."""
     with Joined() as joined:
         done = joined.submit(1)
         joined.turn_frontends()
@@ -65,8 +65,8 @@ def test_answers_that_were_sent_before_the_device_died_still_count() -> None:
         assert open_.failure() is DeviceLost
 
 
-def test_closing_completes_what_is_in_flight() -> None:
-    """A frontend that leaves the arena tells its callers; the owner, who closed it, is not told."""
+def test_closing_completes_requests_in_flight() -> None:
+    """Their callers get `DeviceLost`; the exchange's owner gets no call, since it closed it."""
     with Joined() as joined:
         tickets = [joined.submit(1), joined.submit(2, 3), joined.submit(*range(40))]
         joined.exchange.close()

@@ -1,4 +1,4 @@
-"""What callers with limits may send, over all frontends of a server."""
+"""Limits of callers and of models, over all frontends of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock, Joined, PuppetTicket, metric_memory
 
-from stoker.device.row_queue import RowBlock, callers_of
+from stoker.device.row_blocks import RowBlock
+from stoker.device.row_queue import callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quotas
@@ -45,7 +46,7 @@ class Frontends:
         ]
 
     def of(self, terms: CallerTerms = ADS, frontend: int = 0) -> Quota:
-        """What a caller may send to a frontend."""
+        """The quota of a caller in a frontend."""
         quota = self.quotas[frontend].of(terms)
         assert quota is not None
         return quota
@@ -82,7 +83,7 @@ def refusal_ms(quota: Quota, rows: int) -> int:
 
 
 def test_a_caller_has_their_rows_and_then_waits() -> None:
-    """Until the bucket has as many as were asked for; of none more is said than when."""
+    """It is the time until the bucket has the requested rows."""
     frontends = Frontends()
     quota = frontends.of()
     claim(quota, 200)
@@ -161,8 +162,8 @@ def test_caller_without_a_limit_has_no_quota() -> None:
     assert Frontends().quotas[0].of(CallerTerms("free", 3)) is None
 
 
-def test_models_share_a_limit_whoever_asks() -> None:
-    """In all frontends; what it refuses costs its caller nothing, and the other way round."""
+def test_models_share_a_limit_over_all_callers() -> None:
+    """It holds over all frontends; its refusals do not count against the caller's limit, nor the reverse."""
     frontends, limit = Frontends(2), ModelLimit("customer-*", 0, rows_per_s=100.0)
     first, second = PuppetTicket(), PuppetTicket()
     first.urgency = second.urgency = DEFAULT_URGENCY._replace(
@@ -199,7 +200,7 @@ def test_models_share_device_time() -> None:
 
 
 def test_limits_change_while_callers_ask() -> None:
-    """What was drawn stays drawn; without a limit all is let in, and another one begins anew."""
+    """Used rows stay used; without a limit all requests pass, and another limit begins anew."""
     frontends = Frontends()
     claim(frontends.of(), 200)
     raised = CallerTerms("ads", 5, rows_per_s=1000.0)
@@ -235,18 +236,18 @@ def test_frontends_know_of_limits_before_the_first_request(tmp_path: Path) -> No
 @BRIEF
 @given(
     count=st.integers(1, 3),
-    asked=st.lists(
+    requests=st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 400 * MS), st.integers(1, 150)), min_size=1, max_size=40
     ),
 )
-def test_all_frontends_together_keep_to_the_rate(count: int, asked: list[tuple[int, int, int]]) -> None:
+def test_all_frontends_together_keep_to_the_rate(count: int, requests: list[tuple[int, int, int]]) -> None:
     """From the beginning it is rate x time + burst at most; over any time what flows in between two looks more."""
     frontends = Frontends(count)
     for frontend in range(count):
         frontends.of(frontend=frontend)
     began_ns = frontends.clock.now_ns
     granted: list[tuple[int, int]] = []
-    for frontend, pause_ns, rows in asked:
+    for frontend, pause_ns, rows in requests:
         frontends.advance_ns(pause_ns)
         if frontends.granted(frontend % count, rows):
             granted.append((frontends.clock.now_ns, rows))
@@ -324,19 +325,19 @@ def test_rows_count_when_they_are_queued() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_kept_answers_cost_no_rows(rows: int) -> None:
-    """Who has used up a limit is answered what is kept, and refused what has to run, which leaves nothing."""
+    """A caller at its limit gets kept answers and is refused new ones; a refusal leaves no rows behind."""
     frontends = Frontends()
     quota = frontends.of()
-    asked = [float(number) for number in range(rows)]
+    values = [float(number) for number in range(rows)]
     with Joined(cache=AnswerCache(1 << 20, lambda size_bytes, evicted: None)) as joined:
-        joined.submit(*asked, ticket=_limited(quota))
+        joined.submit(*values, ticket=_limited(quota))
         joined.settle()
         claim(quota, 200 - rows)
         for _ in range(3):
-            assert joined.submit(*asked, ticket=_limited(quota)).completions == 1
+            assert joined.submit(*values, ticket=_limited(quota)).completions == 1
         assert frontends.memory.caller_usage().rows(5) == 200
         with pytest.raises(QuotaExceeded):
-            joined.submit(*asked, 7.0, ticket=_limited(quota))
+            joined.submit(*values, 7.0, ticket=_limited(quota))
         assert not joined.exchange.pending_keys
         assert joined.exchange.idle
         assert len(joined.runtime.rows_run) == rows
@@ -349,14 +350,16 @@ def _limited(quota: Quota) -> PuppetTicket:
 
 
 def test_batches_are_charged_to_the_callers_of_their_rows() -> None:
-    """By how many rows each had; those of which nothing is said are the default caller's."""
+    """Each pays for its share of the rows; rows without a caller are the default caller's."""
     numbers = np.arange(3, dtype=np.int32)
     words = np.zeros(3, np.int64)
-    said = RowBlock(0, numbers, words, words, words, 0, placed=np.array([1 << 16 | 7, 2 << 16 | 7, 1 << 16]))
-    unsaid = RowBlock(1, numbers, words, words, words, 0)
-    assert callers_of([said, unsaid]) == {7: 2, 0: 4}
+    placed = RowBlock(
+        0, numbers, words, words, words, 0, placed=np.array([1 << 16 | 7, 2 << 16 | 7, 1 << 16])
+    )
+    unplaced = RowBlock(1, numbers, words, words, words, 0)
+    assert callers_of([placed, unplaced]) == {7: 2, 0: 4}
     frontends = Frontends()
-    frontends.device.count_times(600, callers_of([said, unsaid]))
+    frontends.device.count_times(600, callers_of([placed, unplaced]))
     usage = frontends.memory.caller_usage()
     assert (usage.device_ns(7), usage.device_ns(0), usage.device_ns(5)) == (200, 400, 0)
     assert CALLERS == MOST_CALLERS

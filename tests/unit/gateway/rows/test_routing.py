@@ -1,4 +1,4 @@
-"""Which replica a request goes to, by what their devices say."""
+"""The choice of a replica by the boards of their devices."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_request_goes_where_it_would_be_done_first(replicas: list[Joined]) -> 
         joined.settle()
 
 
-def test_until_all_have_said_what_they_take_the_fewest_rows_count(replicas: list[Joined]) -> None:
-    """As without targets."""
+def test_replica_without_known_costs_makes_the_fewest_rows_count(replicas: list[Joined]) -> None:
+    """The choice is then the same as without targets."""
     teach(replicas[1])
     replicas[0].submit(0)
     assert chosen(replicas) == 1

@@ -14,7 +14,7 @@ from stoker.errors import DeadlineExceeded, DeviceLost, ModelFailed, Overloaded,
 
 
 @dataclass
-class Asked:
+class SubmittedRequest:
     """A request of the machine below, and what may become of it."""
 
     ticket: PuppetTicket
@@ -30,7 +30,7 @@ class RowsInFlight(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Asked] = []
+        self.requests: list[SubmittedRequest] = []
         self.numbers = iter(range(1 << 24))
         self.device_killed = False
         self.dead_frontends: set[int] = set()
@@ -71,30 +71,30 @@ class RowsInFlight(RuleBasedStateMachine):
         exchange = self.joined.exchanges[frontend]
         first = [next(self.numbers) for _ in range(size)]
         deadline_ns = FAR_NS if timeout_ms is None else self.joined.clock() + round(timeout_ms * 1e6)
-        asked = Asked(PuppetTicket(deadline_ns), first, frontend, poison)
+        request = SubmittedRequest(PuppetTicket(deadline_ns), first, frontend, poison)
         leased, lost = exchange.leased_rows, exchange.lost
-        asked.ticket.then = lambda: self.note_end(asked)
+        request.ticket.then = lambda: self.note_end(request)
         try:
-            self.joined.submit(*first, frontend=frontend, ticket=asked.ticket)
+            self.joined.submit(*first, frontend=frontend, ticket=request.ticket)
         except (Overloaded, DeviceLost) as error:
-            refused = (type(error), exchange.leased_rows, asked.ticket.completions)
+            refused = (type(error), exchange.leased_rows, request.ticket.completions)
             assert refused == (DeviceLost if lost else Overloaded, leased, 0)
             return
         if poison:
             self.joined.runtime.fails_for.add(first[size // 2])
-        self.asked.append(asked)
+        self.requests.append(request)
 
-    def note_end(self, asked: Asked) -> None:
-        if asked.given_up_after is None:
-            asked.given_up_after = len(self.joined.runtime.rows_run)
+    def note_end(self, request: SubmittedRequest) -> None:
+        if request.given_up_after is None:
+            request.given_up_after = len(self.joined.runtime.rows_run)
 
-    @precondition(lambda self: self.asked)
-    @rule(which=st.integers(0, 1000))
-    def cancel(self, which: int) -> None:
-        asked = self.asked[which % len(self.asked)]
-        if asked.frontend not in self.dead_frontends:
-            self.note_end(asked)
-            asked.ticket.cancel()
+    @precondition(lambda self: self.requests)
+    @rule(index=st.integers(0, 1000))
+    def cancel(self, index: int) -> None:
+        request = self.requests[index % len(self.requests)]
+        if request.frontend not in self.dead_frontends:
+            self.note_end(request)
+            request.ticket.cancel()
 
     @rule(elapsed_ms=st.sampled_from([1, 5, 25]))
     def pass_time(self, elapsed_ms: float) -> None:
@@ -113,14 +113,14 @@ class RowsInFlight(RuleBasedStateMachine):
         for _ in range(turns):
             self.joined.turn_device()
 
-    @precondition(lambda self: not self.device_killed and len(self.asked) > 5)
+    @precondition(lambda self: not self.device_killed and len(self.requests) > 5)
     @rule(sure=st.integers(0, 5))
     def kill_device(self, sure: int) -> None:
         if sure == 0:
             self.device_killed = True
             self.joined.kill_device()
 
-    @precondition(lambda self: not self.device_killed and len(self.asked) > 3)
+    @precondition(lambda self: not self.device_killed and len(self.requests) > 3)
     @rule(frontend=st.integers(0, 8))
     def kill_frontend(self, frontend: int) -> None:
         if frontend < len(self.joined.exchanges) and frontend not in self.dead_frontends:
@@ -129,7 +129,7 @@ class RowsInFlight(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_answered_twice(self) -> None:
-        assert all(asked.ticket.completions <= 1 for asked in self.asked)
+        assert all(request.ticket.completions <= 1 for request in self.requests)
 
     @invariant()
     def rows_are_neither_lost_nor_invented(self) -> None:
@@ -149,34 +149,34 @@ class RowsInFlight(RuleBasedStateMachine):
                 joined.clock.advance_ms(4)
                 if not any(exchange.leased_rows and not exchange.lost for exchange in joined.exchanges):
                     break
-            for asked in self.asked:
-                self.check_end(asked)
+            for request in self.requests:
+                self.check_end(request)
             if not self.device_killed:
                 assert joined.worker.queue.rows == 0
                 alive = set(range(len(joined.exchanges))) - self.dead_frontends
                 assert len(joined.open_lanes) == len(alive)
                 assert [joined.exchanges[frontend].leased_rows for frontend in alive] == [0] * len(alive)
 
-    def check_end(self, asked: Asked) -> None:
-        ticket = asked.ticket
-        cancelled = asked.given_up_after is not None and ticket.completions == 0
-        if asked.frontend not in self.dead_frontends:
+    def check_end(self, request: SubmittedRequest) -> None:
+        ticket = request.ticket
+        cancelled = request.given_up_after is not None and ticket.completions == 0
+        if request.frontend not in self.dead_frontends:
             assert ticket.completions == (0 if cancelled else 1)
-        if asked.given_up_after is not None:
-            run_in_vain = set(asked.first) & set(self.joined.runtime.rows_run[asked.given_up_after :])
+        if request.given_up_after is not None:
+            run_in_vain = set(request.first) & set(self.joined.runtime.rows_run[request.given_up_after :])
             assert not run_in_vain
         if ticket.completions == 1:
-            self.check_result(asked, ticket.error)
+            self.check_result(request, ticket.error)
 
-    def check_result(self, asked: Asked, error: StokerError | None) -> None:
+    def check_result(self, request: SubmittedRequest, error: StokerError | None) -> None:
         match error:
             case None:
-                assert answer_of(asked.ticket) == doubled(*asked.first)
-                assert not asked.poisoned
+                assert answer_of(request.ticket) == doubled(*request.first)
+                assert not request.poisoned
             case ModelFailed():
-                assert asked.poisoned
+                assert request.poisoned
             case DeadlineExceeded():
-                assert asked.ticket.deadline_ns <= self.joined.clock()
+                assert request.ticket.deadline_ns <= self.joined.clock()
             case DeviceLost():
                 assert self.device_killed
             case _:
@@ -184,6 +184,6 @@ class RowsInFlight(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_each_request_ends_once_whatever_happens() -> None:
+def test_each_request_ends_once_under_random_events() -> None:
     """Each request gets its own right answer or a named error, once; given up rows do not run; none is lost."""
     run_machine(RowsInFlight, settings=settings(STEADY, max_examples=60, stateful_step_count=40))

@@ -113,10 +113,8 @@ def test_refused_request_leaves_no_row_reserved(decode: Decode) -> None:
 
 
 @pytest.mark.parametrize("quota", [False, True])
-def test_a_row_in_which_something_was_read_in_vain_is_nobodys_sample(
-    quota: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds no request of which an answer is known."""
+def test_row_of_a_refused_request_is_no_sample(quota: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no request with a known answer."""
 
     def claim(*_: object) -> None:
         raise InvalidInput("over its quota")

@@ -43,10 +43,10 @@ def test_waiting_rows_are_reported_to_all_frontends() -> None:
         begins_ns = joined.clock()
         joined.turn_device()
         for frontend in range(2):
-            told = board(joined, frontend)
-            assert (told.cap, told.lanes, told.waiting) == (4, 2, [0, 2, 0])
-            assert told.batch_ns(4) == pytest.approx(40_000_000, rel=0.01)
-            assert told.free_ns - begins_ns == pytest.approx(40_000_000, rel=0.01)
+            reported = board(joined, frontend)
+            assert (reported.cap, reported.lanes, reported.waiting) == (4, 2, [0, 2, 0])
+            assert reported.batch_ns(4) == pytest.approx(40_000_000, rel=0.01)
+            assert reported.free_ns - begins_ns == pytest.approx(40_000_000, rel=0.01)
         joined.settle()
 
 
@@ -109,8 +109,8 @@ def test_no_caller_takes_the_last_third_of_the_rows() -> None:
         joined.settle()
         flood, other = CallerTerms("flood", 1), CallerTerms("other", 2)
         taken = 0
-        while joined.exchange.refusal(asked := of(joined, flood)) is None:
-            joined.submit(1, ticket=asked)
+        while joined.exchange.refusal(request := of(joined, flood)) is None:
+            joined.submit(1, ticket=request)
             taken += 1
         assert 64 <= taken <= 66
         assert isinstance(joined.exchange.refusal(of(joined, flood)), Overloaded)
@@ -119,8 +119,8 @@ def test_no_caller_takes_the_last_third_of_the_rows() -> None:
         assert joined.exchange.refusal(of(joined, flood)) is None
 
 
-def test_where_there_is_no_target_nothing_is_said_or_looked_at() -> None:
-    """The board stays as it was made."""
+def test_board_stays_unused_without_a_target() -> None:
+    """Devices do not write it and frontends do not read it."""
     with Joined() as joined:
         tickets = [joined.submit(number) for number in range(3)]
         joined.settle()

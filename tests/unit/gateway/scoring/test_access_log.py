@@ -120,7 +120,7 @@ def test_the_wait_for_a_turn_is_a_stage_of_its_own_in_the_log(logged: Logged) ->
 
 
 def test_a_request_without_ids_is_logged_under_those_of_its_answer(logged: Logged) -> None:
-    """Who asks with the answer's id finds the line."""
+    """The line has the id that the answer carries."""
     logged.score()
     logged.joined.settle()
     (_, lines), (record,) = logged.answers[0], logged.records()
@@ -210,7 +210,7 @@ def test_calls_keep_their_kind(logged: Logged, joined: Joined) -> None:
 
 
 def puppet_kind(joined: Joined) -> type[Call]:
-    """What requests of the service become where none is logged."""
+    """The class of calls of a service without a log."""
     service = puppet_service(memory=metric_memory())
     service.attach(joined.exchange)
     return service.call_type

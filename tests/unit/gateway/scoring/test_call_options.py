@@ -1,4 +1,4 @@
-"""What callers say of their patience and of tiers."""
+"""Options of a call: deadline, tier, sequence."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -84,14 +84,14 @@ def test_nobody_waits_longer_than_the_service_lets_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caller", "asked", "tier"),
+    ("caller", "requested", "tier"),
     [(ADS, 0, 0), (ADS, 2, 2), (DEFAULT, 0, 1), (DEFAULT, 2, 2), (DEFAULT, 1, 1)],
 )
 def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
-    caller: CallerTerms, asked: int, tier: int
+    caller: CallerTerms, requested: int, tier: int
 ) -> None:
-    """And the answer says which one it was, if one was asked for."""
-    urgency = call_of(CallOptions(caller, tier=asked)).urgency
+    """The answer names the tier of a request that chose one."""
+    urgency = call_of(CallOptions(caller, tier=requested)).urgency
     assert urgency is not None
     assert urgency.tier == tier
     assert urgency.reports_tier
@@ -140,7 +140,7 @@ def test_a_target_counts_from_when_the_body_was_received() -> None:
 def test_gateways_are_believed_where_they_are_trusted(
     headers: dict[bytes, bytes], options: CallOptions | None
 ) -> None:
-    """What they say shortens and ranks as if callers said it; what cannot be understood is nobody's fault here."""
+    """A trusted gateway's deadline and tier count as the caller's; values that Stoker cannot read are ignored."""
     assert read_call_options(DEFAULT, headers, trusts_proxy=True) == options
 
 
@@ -161,8 +161,8 @@ def test_others_are_not_believed(name: bytes) -> None:
         (b"18446744073709551616", SequenceStep("18446744073709551616")),
     ],
 )
-def test_a_header_says_of_which_sequence_a_request_is(value: bytes, step: SequenceStep) -> None:
-    """An id, a number if it is one, and what the request is to its sequence."""
+def test_header_names_the_sequence_of_a_request(value: bytes, step: SequenceStep) -> None:
+    """It has the id, as a number where possible, and whether the request starts or ends the sequence."""
     options = read_call_options(DEFAULT, {b"stoker-sequence": value})
     assert options == CallOptions(DEFAULT, sequence=step)
     call = Call(puppet_service(), None, lambda *_: None, 0)

@@ -1,4 +1,4 @@
-"""Who shares with whom: callers are told apart by what they prove to know, and by where they are."""
+"""The identity of a caller: its key, its kind of token, its address."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_key_is_one_however_it_is_sent() -> None:
 
 
 def test_tokens_are_no_callers() -> None:
-    """Whoever has a key has as many as they like, so the callers with tokens of a service share one part."""
+    """A key's holder can make any number of tokens, so all callers with tokens of a service share one part."""
     made = service(tokens=PuppetTokens())
     first, second = (identify_caller(made, b"Bearer a.b.%d" % number, ADDRESS) for number in range(2))
     assert first == second

@@ -1,4 +1,4 @@
-"""Which requests are decoded in which turn of the loop."""
+"""The queue of requests to decode, turn by turn of the loop."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Which dialect a service speaks: chosen when its model is loaded, by what the model takes."""
+"""The dialect of a service, chosen by the inputs of its model when that is loaded."""
 
 from dataclasses import replace
 

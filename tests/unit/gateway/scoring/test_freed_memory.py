@@ -1,4 +1,4 @@
-"""When memory that large bodies have left behind is given back."""
+"""The schedule that returns memory of large bodies to the system."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ MIB = 1 << 20
 CALLER = Caller.at("10.0.0.1")
 
 
-def looks(leftovers: TrimSchedule, count: int) -> list[bool]:
-    """What it says in so many seconds."""
+def ask_each_second(leftovers: TrimSchedule, count: int) -> list[bool]:
+    """The schedule's answer in each of `count` seconds."""
     return [leftovers.due() for _ in range(count)]
 
 
 def test_memory_is_given_back_when_nobody_uses_it() -> None:
-    """Much of it, after some quiet seconds; what does not go is asked for again, ever more seldom."""
+    """It is returned after some quiet seconds if there is much of it; failed tries are repeated ever less often."""
     size = 100 * MIB
     leftovers = TrimSchedule(BodyBudget(), lambda: size)
-    assert looks(leftovers, 5) == [False] * 5
+    assert ask_each_second(leftovers, 5) == [False] * 5
     size += 127 * MIB
-    assert looks(leftovers, 5) == [False] * 5
+    assert ask_each_second(leftovers, 5) == [False] * 5
     size += MIB
     for quiet in (2, 5, 11):
-        assert looks(leftovers, quiet + 1) == [*[False] * quiet, True]
+        assert ask_each_second(leftovers, quiet + 1) == [*[False] * quiet, True]
     size -= 80 * MIB
-    assert looks(leftovers, 50) == [False] * 50
+    assert ask_each_second(leftovers, 50) == [False] * 50
     size += 80 * MIB
-    assert looks(leftovers, 3) == [False, False, True]
-    assert sum(looks(leftovers, 6000)) < 20
+    assert ask_each_second(leftovers, 3) == [False, False, True]
+    assert sum(ask_each_second(leftovers, 6000)) < 20
 
 
 def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
@@ -40,8 +40,8 @@ def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
         size = (400 + 20 * (second % 5)) * MIB
         leftovers.due()
     size = 300 * MIB
-    assert sum(looks(leftovers, 10)) == 1
-    assert sum(looks(leftovers, 6000)) < 20
+    assert sum(ask_each_second(leftovers, 10)) == 1
+    assert sum(ask_each_second(leftovers, 6000)) < 20
 
 
 def test_bodies_that_are_held_are_waited_for() -> None:
@@ -49,11 +49,11 @@ def test_bodies_that_are_held_are_waited_for() -> None:
     budget, size = BodyBudget(), 0
     leftovers = TrimSchedule(budget, lambda: size)
     size = 500 * MIB
-    assert looks(leftovers, 2) == [False, False]
+    assert ask_each_second(leftovers, 2) == [False, False]
     assert budget.reserve(CALLER, 2 * MIB, 2 * MIB)
-    assert looks(leftovers, 5) == [False] * 5
+    assert ask_each_second(leftovers, 5) == [False] * 5
     budget.release(CALLER, 2 * MIB, 2 * MIB)
-    assert looks(leftovers, 3) == [False, False, True]
+    assert ask_each_second(leftovers, 3) == [False, False, True]
 
 
 def test_memory_of_ones_own_is_read() -> None:

@@ -106,7 +106,7 @@ def answer_of(level: int) -> tuple[int, bytes]:
 
 
 def test_a_small_image_is_decoded_at_once(scene: Scene) -> None:
-    """What costs little needs no thread."""
+    """Decoding it on the loop is cheaper than a thread."""
     answers = Answers()
     scene.score(png(3), answers)
     assert scene.thread.work == []
@@ -169,8 +169,8 @@ def test_numbers_beside_long_texts_are_numbers(scene: Scene) -> None:
     assert answers.got == [(200, b"[[2.0,4.0,6.0,8.0]]")]
 
 
-def test_damage_that_only_decoding_shows_is_told(scene: Scene) -> None:
-    """An image that is found damaged on the thread is a 400 of its request."""
+def test_damage_found_by_decoding_answers_400(scene: Scene) -> None:
+    """The thread's error becomes the answer of its request, counted as malformed."""
     answers = Answers()
     scene.score(png(5, LARGE_SIDE)[:-40], answers)
     scene.decode_next()
@@ -267,7 +267,7 @@ def test_too_many_waiting_images_are_refused(scene: Scene) -> None:
 
 
 def test_images_of_a_frontend_share_a_budget_in_pixels(scene: Scene) -> None:
-    """What waits counts with its pixels; a long body that nobody has looked into as one image of the largest size."""
+    """A waiting image counts with its pixels; a long body not yet parsed counts as one image of the largest size."""
     thread, budget = HandThread(), PixelBudget(5_000_000)
     images = ImageScoring(
         ImageInput(2, 2, 1), max_pixels=2_000_000, max_rows_bytes=1000, threads=thread, budget=budget
@@ -336,7 +336,7 @@ def test_a_gpu_is_opened_and_waited_for_on_threads(
 def test_memory_is_given_back_when_nobody_needs_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, side: int, large: bool
 ) -> None:
-    """What large images have left goes back to the system, once, when for a second none has come."""
+    """Memory of large images goes back to the system, once, a second after the last one."""
     given_back: list[int] = []
     monkeypatch.setattr("stoker.gateway.scoring.images.trim_heap", lambda: given_back.append(1))
     thread = HandThread()
@@ -371,8 +371,8 @@ def test_freed_memory_can_be_given_back() -> None:
     trim_heap()
 
 
-def test_a_fault_of_the_decoder_is_told_as_ours(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """An error that nobody expected is a 500 with the request's id in the log, not a lost request."""
+def test_fault_of_the_decoder_answers_500(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the error and the request's id."""
     answers = Answers()
     call = scene.score(png(5, LARGE_SIDE), answers)
     future, _ = scene.thread.work.pop()

@@ -108,8 +108,8 @@ def test_no_more_than_the_limit_are_in_flight(joined: Joined) -> None:
     assert (limited.service.in_flight, limited.service.idle) == (0, True)
 
 
-def test_the_wait_is_told(joined: Joined) -> None:
-    """Who waited finds how long in Server-Timing, who did not finds nothing of it."""
+def test_server_timing_has_the_wait_for_admission(joined: Joined) -> None:
+    """An answer without a wait has no such stage."""
     limited = Limited(joined, limit=1, max_wait_ms=500)
     (_, first), (_, second) = limited.score(1), limited.score(2)
     joined.clock.advance_ms(12.5)
@@ -152,7 +152,7 @@ def test_a_deadline_in_the_queue_is_a_deadline(joined: Joined) -> None:
 
 @pytest.mark.parametrize("joined", ["joining"], indirect=True)
 def test_an_own_timeout_counts_from_the_arrival(joined: Joined) -> None:
-    """Whoever waits less long than the others gets 504 when that time is over, not when it is admitted."""
+    """A request with a shorter timeout gets 504 when that has passed, not when it is admitted."""
     limited = Limited(joined, limit=1, max_wait_ms=500)
     (name,) = (spec.name for spec in joined.runtime.signature.inputs)
     tensor = {"name": name, "shape": [1, 2], "datatype": "FP32", "data": [[3, 0]]}
@@ -206,8 +206,8 @@ def test_the_queue_has_an_end(joined: Joined, monkeypatch: pytest.MonkeyPatch) -
     assert [answer.status for answer in answers] == [200, 200, 200, 503]
 
 
-def test_callers_who_leave_make_room(joined: Joined) -> None:
-    """One that leaves in flight lets the next one in, one that leaves the queue is passed over."""
+def test_abandoned_requests_make_room(joined: Joined) -> None:
+    """One abandoned in flight admits the next; one abandoned in the queue is skipped."""
     limited = Limited(joined, limit=1, max_wait_ms=500)
     (running, gone_running), (waiting, gone_waiting), (_, stays) = (limited.score(n) for n in (1, 2, 3))
     waiting.abandon()
@@ -234,7 +234,7 @@ def test_bad_bodies_hold_no_place(joined: Joined) -> None:
 
 
 def test_a_lost_device_empties_the_queue(joined: Joined) -> None:
-    """Who waits is told that the service is not ready, not kept until the wait is over."""
+    """Waiting requests get 503 at once, not when their wait is over."""
     limited = Limited(joined, limit=1, max_wait_ms=500)
     answers = [limited.score(number)[1] for number in range(3)]
     joined.kill_device()

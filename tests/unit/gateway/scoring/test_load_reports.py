@@ -26,7 +26,7 @@ class Server:
         self.model = self.memory.page(0).model(0)
         self.reports = LoadReports(self.memory, 0, lambda: round(self.now_s * 1e9))
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         line = self.reports.line("JSON")
         assert line.startswith(NAME + b"JSON ")
         assert line.endswith(b"\r\n")
@@ -38,32 +38,32 @@ def server() -> Server:
     return Server()
 
 
-def test_a_model_that_has_not_run_says_only_whether_it_has_something_to_do(server: Server) -> None:
-    """What a row takes is not known before a batch has run."""
-    assert server.told() == {"application_utilization": 0.0, "named_metrics": {}}
+def test_model_without_batches_reports_utilization_alone(server: Server) -> None:
+    """The time of a row is unknown before the first batch."""
+    assert server.report() == {"application_utilization": 0.0, "named_metrics": {}}
 
 
-def test_wait_and_time_of_a_row_follow_from_what_batches_take(server: Server) -> None:
+def test_wait_and_time_of_a_row_follow_from_the_times_of_batches(server: Server) -> None:
     """A batch of 64 rows that takes 32 ms is half a millisecond a row, and 100 rows ahead take 50 ms."""
     server.model.set_batch_cap_rows(64)
     server.model.learn_batch_time(64, 32_000_000)
-    assert server.told()["application_utilization"] == 0
+    assert server.report()["application_utilization"] == 0
     server.model.set_in_flight_rows(100)
     server.now_s += 1
-    told = server.told()
-    assert told["named_metrics"] == {"expected_wait_ms": 50.0, "ms_per_row": 0.5}
-    assert told["application_utilization"] == pytest.approx(100 / 2000)
+    report = server.report()
+    assert report["named_metrics"] == {"expected_wait_ms": 50.0, "ms_per_row": 0.5}
+    assert report["application_utilization"] == pytest.approx(100 / 2000)
 
 
 def test_text_says_the_same(server: Server) -> None:
     """Both forms have the same names and numbers; the name of the form stands before them."""
     server.model.set_batch_cap_rows(64)
     server.model.learn_batch_time(64, 32_000_000)
-    told = server.told()
+    report = server.report()
     assert server.reports.line("TEXT") == (
         b"endpoint-load-metrics: TEXT application_utilization=%.1f, named_metrics.expected_wait_ms=%.1f, "
         b"named_metrics.ms_per_row=%.1f\r\n"
-        % (told["application_utilization"], *told["named_metrics"].values())
+        % (report["application_utilization"], *report["named_metrics"].values())
     )
 
 
@@ -72,12 +72,12 @@ def test_counters_are_read_a_hundred_times_a_second_at_most(server: Server) -> N
     server.model.set_batch_cap_rows(1)
     server.model.learn_batch_time(1, 1_000_000)
     server.model.set_in_flight_rows(1)
-    before = server.told()
+    before = server.report()
     server.model.set_in_flight_rows(9)
     server.now_s += 0.009
-    assert server.told() == before
+    assert server.report() == before
     server.now_s += 0.002
-    assert server.told()["named_metrics"]["expected_wait_ms"] == 9.0
+    assert server.report()["named_metrics"]["expected_wait_ms"] == 9.0
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_form_that_there_is_not_is_no_error(value: bytes, form: Any) -> None:
     assert read_call_options(DEFAULT, {LOAD_HEADER: value}) == CallOptions(DEFAULT, load_format=form)
 
 
-def test_only_the_answer_to_who_asks_has_the_line() -> None:
-    """The line stands behind those of the answer, errors among them; the request stays as urgent as any."""
+def test_load_line_is_in_answers_to_requests_with_the_header_only() -> None:
+    """It follows the answer's own lines, also in errors, and the request is as urgent as without it."""
     answers: list[bytes] = []
     service: Any = SimpleNamespace(
         limits=Limits(10**9, 1000),

@@ -42,7 +42,7 @@ Answer = tuple[int, bytes]
 
 @pytest.fixture(autouse=True)
 def _without_native_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What C++ reads comes to no process; the tests of threads say what reads there."""
+    """Without it, C++ reads plain rows on a thread; tests of threads put their own reader there."""
     monkeypatch.setattr(scoring, "float32_rows_into", None)
 
 
@@ -52,7 +52,7 @@ def lasting(body: bytes, size_bytes: int = LARGE_BODY_BYTES + 1) -> bytes:
 
 
 def reader_on_a_thread() -> Reader:
-    """What reads as the process does, and is cheaper to start."""
+    """A reader that works as the process does and is cheaper to start."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     near.setblocking(False)
 
@@ -65,7 +65,9 @@ def reader_on_a_thread() -> Reader:
     return Reader(near, thread.join)
 
 
-async def asked(joined: Joined, service: Service, *requests: tuple[bytes, Dialect | None]) -> list[Answer]:
+async def score_all(
+    joined: Joined, service: Service, *requests: tuple[bytes, Dialect | None]
+) -> list[Answer]:
     """Score these at once; the device works whenever the loop turns."""
     answers: dict[int, Answer] = {}
     lines: dict[int, bytes] = {}
@@ -85,12 +87,12 @@ async def asked(joined: Joined, service: Service, *requests: tuple[bytes, Dialec
     return [answers[number] for number in range(len(requests))]
 
 
-def asked_and_closed(service: Service, long_bodies: LongBodies, *bodies: bytes) -> list[Answer]:
+def score_and_close(service: Service, long_bodies: LongBodies, *bodies: bytes) -> list[Answer]:
     """Score these at once on a device of their own, and end the readers."""
 
     async def ask(joined: Joined) -> list[Answer]:
         try:
-            return await asked(joined, service, *((body, None) for body in bodies))
+            return await score_all(joined, service, *((body, None) for body in bodies))
         finally:
             long_bodies.close()
 
@@ -130,13 +132,13 @@ BODIES: list[tuple[Dialect | None, bytes]] = [
 
 
 def test_memory_goes_back_when_no_body_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one body took is kept while the next one waits, and given back when there is none."""
+    """A body's memory is kept while the next one waits, and goes back to the system when none does."""
     events: list[str] = []
-    given_back = threading.Event()
+    trimmed = threading.Event()
 
     def trim_heap() -> None:
         events.append("given back")
-        given_back.set()
+        trimmed.set()
 
     monkeypatch.setattr(body_reader, "_answer", lambda _, parcel: events.append(parcel.content))
     monkeypatch.setattr(body_reader, "trim_heap", trim_heap)
@@ -148,7 +150,7 @@ def test_memory_goes_back_when_no_body_comes(monkeypatch: pytest.MonkeyPatch) ->
             os.close(memory_fd)
         reader = threading.Thread(target=serve, args=(far, 0.0))
         reader.start()
-        assert given_back.wait(60)
+        assert trimmed.wait(60)
         near.shutdown(socket.SHUT_WR)
         reader.join()
     assert events[:3] == ["first", "second", "given back"]
@@ -195,7 +197,7 @@ def test_the_reader_decodes_as_the_loop_does(native: bool, monkeypatch: pytest.M
 
             async def ask(joined: Joined = joined, service: Service = service) -> list[Answer]:
                 try:
-                    return await asked(joined, service, *requests)
+                    return await score_all(joined, service, *requests)
                 finally:
                     assert service.idle
                     long_bodies.close()
@@ -280,8 +282,8 @@ def test_rows_are_read_on_a_thread_while_the_loop_turns(monkeypatch: pytest.Monk
     assert threading.main_thread() not in readers
 
 
-def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that is not provably rows of numbers is read where everything is, and so is a very long one."""
+def test_process_reads_bodies_that_the_thread_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are bodies not provably rows of numbers, and very long ones."""
     tried: list[int] = []
     started: list[Reader] = []
 
@@ -298,7 +300,7 @@ def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch)
     rows = rows_body([1, 2], [3, 4])
     short, long = LARGE_BODY_BYTES + 1, MAX_VALUES + 1
 
-    answers = asked_and_closed(service, long_bodies, lasting(rows, short), lasting(rows, long))
+    answers = score_and_close(service, long_bodies, lasting(rows, short), lasting(rows, long))
     assert answers == [(200, b"[[2.0,4.0],[6.0,8.0]]")] * 2
     assert len(started) == 1
     # Once for the frontend, and once in the process, whose decoder tries it too.
@@ -315,7 +317,7 @@ def test_rows_that_a_process_read_count_for_their_caller() -> None:
         urgency=DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5))),
     )
     body = lasting(rows_body([1, 2], [3, 4]))
-    answers = asked_and_closed(service, long_bodies, body, body)
+    answers = score_and_close(service, long_bodies, body, body)
     assert [status for status, _ in answers] == [200, 429]
 
 
@@ -337,7 +339,7 @@ def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
     service = puppet_service(timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=start)))
 
     body = lasting(rows_body([1, 2]))
-    answers = asked_and_closed(service, long_bodies, body, body)
+    answers = score_and_close(service, long_bodies, body, body)
     assert [status for status, _ in answers] == [503, 200]
     assert len(started) == 2
 
@@ -424,7 +426,7 @@ def test_a_reader_that_is_not_needed_is_ended() -> None:
     service = puppet_service(timeout_ms=60_000, long_bodies=long_bodies)
 
     async def ask(joined: Joined) -> None:
-        await asked(joined, service, (lasting(rows_body([1, 2])), None))
+        await score_all(joined, service, (lasting(rows_body([1, 2])), None))
         await asyncio.to_thread(ended.wait)
 
     with Joined() as joined:
@@ -444,5 +446,5 @@ def test_failure_of_the_body_reader_is_answered(fault: Exception) -> None:
     service = puppet_service(long_bodies=Puppet())
     with Joined(PuppetRuntime()) as joined:
         service.attach(joined.exchange)
-        (answer,) = joined.loop.run_until_complete(asked(joined, service, (lasting(b"{}"), None)))
+        (answer,) = joined.loop.run_until_complete(score_all(joined, service, (lasting(b"{}"), None)))
     assert answer[0] == 500

@@ -1,4 +1,4 @@
-"""What an answer says of where its time went."""
+"""The `Server-Timing` header of an answer."""
 
 import pytest
 from tests.puppets import puppet_service
@@ -9,7 +9,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("waited_ns", "told"),
+    ("waited_ns", "stages"),
     [
         (0, b"queue;dur=8.500, compute;dur=2.500"),
         (8_000_400, b"queue;dur=0.499, turn;dur=8.000, compute;dur=2.500"),
@@ -17,15 +17,15 @@ MS = 1_000_000
         (20 * MS, b"queue;dur=0.000, turn;dur=8.500, compute;dur=2.500"),
     ],
 )
-def test_the_wait_for_a_turn_is_a_stage_of_its_own(waited_ns: int, told: bytes) -> None:
-    """What is told of it is not told of the queue as well, and who has not waited is told nothing."""
+def test_the_wait_for_a_turn_is_a_stage_of_its_own(waited_ns: int, stages: bytes) -> None:
+    """The queue's time does not include it, and a request without it has no such stage."""
     answers: list[bytes] = []
     call = Call(puppet_service(), None, lambda status, lines, body: answers.append(lines), MS)
     call.rows, call.enqueued_ns, call.started_ns, call.finished_ns = 1, 2 * MS, 10 * MS + MS // 2, 13 * MS
     call.note_turn(waited_ns)
     call.answer_scored(b"{}", 14 * MS)
     (lines,) = answers
-    assert b"\r\nserver-timing: parse;dur=1.000, " + told + b", total;dur=13.000\r\n" in lines
+    assert b"\r\nserver-timing: parse;dur=1.000, " + stages + b", total;dur=13.000\r\n" in lines
 
 
 def test_a_request_that_runs_again_has_waited_for_no_turn_yet() -> None:

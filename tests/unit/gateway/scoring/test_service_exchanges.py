@@ -191,8 +191,8 @@ def test_abandoned_request_of_a_lost_replica_is_not_run_again(serve) -> None:
     assert served.answers == []
 
 
-def test_a_request_that_finds_the_others_full_is_told_so(serve) -> None:
-    """It runs where there is room, or is refused as a new one would be."""
+def test_request_of_a_lost_replica_is_refused_if_the_others_are_full(serve) -> None:
+    """It gets the answer of a new request: 503, overloaded."""
     served = serve(2)
     served.score(rows=5)
     held = served.leased().index(5)
@@ -213,7 +213,7 @@ def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
 
 
 def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other(serve) -> None:
-    """Who knows what it has done: 503 device_lost; those of the other replica are answered, and so are later ones."""
+    """They may have run, so they get 503 device_lost; those of the other replica and later ones are answered."""
     served = serve(2)
     served.service.facts = ServiceFacts("digits", framework="script")
     for _ in range(6):

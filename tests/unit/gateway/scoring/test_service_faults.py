@@ -60,7 +60,7 @@ def fail(*_: Any) -> Any:
 def test_a_batch_that_cannot_be_encoded_is_encoded_row_by_row(
     joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is too much for all rows may be little enough for each."""
+    """Memory that does not suffice for all rows may suffice for each."""
     callers = Callers(joined)
     monkeypatch.setattr(callers.service.dialect, "_encode_each", fail)
     for number in (1, 2):
@@ -199,8 +199,8 @@ def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
     assert not caplog.records
 
 
-def test_errors_in_the_log_say_whose_request_it_was(joined: Joined, caplog: pytest.LogCaptureFixture) -> None:
-    """Its id, its trace, the model and its version are facts beside the message."""
+def test_errors_in_the_log_name_their_request(joined: Joined, caplog: pytest.LogCaptureFixture) -> None:
+    """Id, trace, model and version are facts beside the message."""
     callers = Callers(joined)
     ids = RequestIds(b"mine", traceparent=b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     call = callers.service.call_type(callers.service, ids, callers.note, time.monotonic_ns())

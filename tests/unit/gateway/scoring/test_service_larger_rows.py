@@ -29,7 +29,7 @@ PACKED = Signature(
         (TensorInfo("n", "int64", (1,)),), (TensorInfo("y", "float32", (-1,)),), batched=False
     ),
 )
-"""A model that gives as many numbers as it is asked for, with room for a thousand of them."""
+"""A model that answers `n` numbers, with room for a thousand of them."""
 
 
 def repeat(inputs: Any) -> list[list[bytes]]:
@@ -38,16 +38,16 @@ def repeat(inputs: Any) -> list[list[bytes]]:
 
 @dataclass
 class Served:
-    """A service, its device, and what it has asked for.
+    """A service, its device, and its requests for larger rows.
 
     Attributes:
-        asked: Exchanges that were said to be too small, with the room that answers should have.
+        requests: Exchanges reported as too small, with the bytes that answers should have.
         answers: Status and JSON of each answer.
     """
 
     service: Service
     device: Joined
-    asked: list[tuple[ArenaExchange, int]] = field(default_factory=list)
+    requests: list[tuple[ArenaExchange, int]] = field(default_factory=list)
     answers: list[tuple[int, Any]] = field(default_factory=list)
 
     def score(self, count: int) -> Call:
@@ -63,8 +63,8 @@ class Served:
         return call
 
     def enlarge(self) -> ArenaExchange:
-        """Do what was asked for last."""
-        old, size_bytes = self.asked[-1]
+        """Replace the exchange as the last request wants it."""
+        old, size_bytes = self.requests[-1]
         self.device.runtime.signature = PACKED.with_answers(size_bytes)
         self.device.add_frontend()
         self.device.turn_device()
@@ -81,7 +81,7 @@ def served() -> Iterator[Served]:
     service = puppet_service(max_body_bytes=1 << 20)
     with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as device:
         made = Served(service, device)
-        service.replicas.larger_rows = LargerRows(lambda *asked: made.asked.append(asked))
+        service.replicas.larger_rows = LargerRows(lambda *request: made.requests.append(request))
         service.attach(device.exchange)
         yield made
 
@@ -92,7 +92,7 @@ def test_an_answer_that_does_not_fit_is_not_lost(served: Served) -> None:
     served.score(2000)
     served.score(3000)
     old = served.device.exchanges[0]
-    assert served.asked == [(old, 4 * ROOM)], "once for all that wait"
+    assert served.requests == [(old, 4 * ROOM)], "once for all that wait"
     assert served.answers == [(200, [0.5] * 10)]
     assert not served.service.idle
     new = served.enlarge()
@@ -102,7 +102,7 @@ def test_an_answer_that_does_not_fit_is_not_lost(served: Served) -> None:
     runs = len(served.device.runtime.batches)
     served.score(4000)
     assert served.answers[3] == (200, [0.5] * 4000)
-    assert (len(served.asked), len(served.device.runtime.batches)) == (1, runs + 1)
+    assert (len(served.requests), len(served.device.runtime.batches)) == (1, runs + 1)
 
 
 def test_rows_grow_until_the_answer_fits(served: Served) -> None:
@@ -111,7 +111,7 @@ def test_rows_grow_until_the_answer_fits(served: Served) -> None:
     served.enlarge()
     assert served.answers == []
     served.enlarge()
-    assert [size_bytes for _, size_bytes in served.asked] == [4 * ROOM, 16 * ROOM]
+    assert [size_bytes for _, size_bytes in served.requests] == [4 * ROOM, 16 * ROOM]
     assert served.answers == [(200, [0.5] * 10_000)]
 
 
@@ -125,7 +125,7 @@ def test_a_request_that_was_under_way_meanwhile_follows_the_others(served: Serve
     )
     new = served.enlarge()
     assert [status for status, _ in served.answers] == [200, 200]
-    assert len(served.asked) == 1
+    assert len(served.requests) == 1
     assert not old.leased_rows
     assert served.service.replicas.only is new
 
@@ -167,8 +167,8 @@ def test_abandoned_request_is_not_run_with_larger_rows(served: Served) -> None:
     assert not served.device.exchanges[1].leased_rows
 
 
-def test_a_device_that_ends_meanwhile_is_told(served: Served) -> None:
-    """Its successor is asked anew."""
+def test_device_lost_meanwhile_fails_the_request(served: Served) -> None:
+    """The request for larger rows goes with it: its successor needs a new one."""
     served.score(2000)
     served.device.kill_device()
     served.service.detach(served.device.exchange)
@@ -185,7 +185,7 @@ def test_request_waiting_on_a_lost_replica_runs_on_another_one(served: Served) -
         served.device.kill_device()
         served.service.detach(served.device.exchange)
         other.settle()
-        assert (served.answers, served.asked[-1]) == ([], (other.exchange, 4 * ROOM))
+        assert (served.answers, served.requests[-1]) == ([], (other.exchange, 4 * ROOM))
 
 
 def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:

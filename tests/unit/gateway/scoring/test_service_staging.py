@@ -79,8 +79,8 @@ def test_a_large_turn_goes_to_the_device_in_halves(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_a_caller_who_leaves_in_the_turn_of_its_request_costs_nothing() -> None:
-    """Its request is counted as given up, not decoded, and the others of the turn are answered."""
+def test_request_abandoned_in_its_turn_is_not_decoded() -> None:
+    """It is counted as given up, and the others of the turn are answered."""
     service, memory = made_service()
     gone, stays = Answers(), Answers()
     with Joined() as joined:
@@ -133,7 +133,7 @@ def test_an_answer_that_cannot_be_given_does_not_harm_its_neighbours() -> None:
 
 
 def test_a_request_is_counted_before_its_answer_is_sent() -> None:
-    """Who has an answer finds it and its rows in the counters, whether it came back with others or alone."""
+    """A caller with an answer finds it and its rows in the counters, for single answers and for several at once."""
     service, memory = made_service()
     seen: list[tuple[int, int]] = []
 
@@ -159,8 +159,8 @@ def test_a_request_is_counted_before_its_answer_is_sent() -> None:
     assert (memory.totals().model(0).requests()[200], memory.totals().model(0).rows) == (4, 6)
 
 
-def test_the_times_of_answers_are_there_for_whoever_reads_the_counters() -> None:
-    """A frontend that is asked for metrics or statistics counts first what it has noted."""
+def test_statistics_include_times_noted_but_not_yet_counted() -> None:
+    """A frontend counts its noted times before it answers requests for metrics or statistics."""
     service, memory = made_service()
     gateway = Gateway(ModelDirectory({"m": service}), memory)
     service.metrics.note_scored(2, 1_000, 9_000)

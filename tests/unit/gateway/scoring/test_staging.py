@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from stoker.gateway.scoring.long_bodies import BodiesInDecoding
 from stoker.gateway.scoring.staging import LONG_BODY_BYTES, TURN_BYTES, DecodeQueue, StagedCall, Staging
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +20,7 @@ class Scored:
 
     def __init__(self) -> None:
         self.messages: list[list[int]] = []
-        self.staging = Staging(DecodeQueue(), self.score)
+        self.staging = Staging(DecodeQueue(), self.score, BodiesInDecoding(None))
 
     def score(self, staged: Sequence[StagedCall]) -> None:
         self.messages.append([len(body) for _, body, _ in staged])

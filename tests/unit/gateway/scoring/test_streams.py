@@ -13,7 +13,7 @@ from stoker.wire.script_streams import CallerGone, PieceWriter, new_address, tok
 
 
 def test_pieces_come_in_order_and_end() -> None:
-    """Whatever is in them, and however long they are; behind the last one there is none."""
+    """Pieces have any content and length; after the last one the stream ends."""
     pieces = [b"1", b"", secrets.token_bytes(300_000), b"\n"]
 
     async def receive() -> list[bytes]:
@@ -65,8 +65,8 @@ def test_writer_without_the_token_is_disconnected() -> None:
     asyncio.run(refuse())
 
 
-def while_wanted(awaiting: Any, *, cancelled: bool = False) -> Any:
-    """What becomes of an awaited coroutine whose stream the frontend ends meanwhile, or that is cancelled."""
+def result_while_open(awaiting: Any, *, cancelled: bool = False) -> Any:
+    """The result of awaiting it while the frontend ends the stream, or while it is cancelled."""
 
     async def end() -> Any:
         streams = ScriptStreams()
@@ -116,16 +116,16 @@ async def fails(begun: asyncio.Event) -> None:
 def test_awaited_step_is_cancelled_when_its_caller_leaves(awaiting: Any) -> None:
     """An awaited step is cancelled once nobody waits, whether it heeds that or not."""
     with pytest.raises(CallerGone):
-        while_wanted(awaiting)
+        result_while_open(awaiting)
 
 
 def test_error_raised_during_cancellation_is_the_script_s() -> None:
     """An error that a cancelled step raises is reported as the script's fault."""
     with pytest.raises(ValueError, match="at the end"):
-        while_wanted(fails)
+        result_while_open(fails)
 
 
 def test_cancellation_for_another_reason_is_passed_on() -> None:
     """A cancellation whose caller is still there stays a cancellation."""
     with pytest.raises(asyncio.CancelledError):
-        while_wanted(waits, cancelled=True)
+        result_while_open(waits, cancelled=True)

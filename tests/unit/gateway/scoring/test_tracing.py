@@ -1,4 +1,4 @@
-"""Traced requests: who decides, what is said of one, and what a script is told of its span."""
+"""Traced requests: sampling, spans of a request, the span that a script sees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HALF = 1 << 63
 
 
 class Traced:
-    """A service whose requests are traced, and what was said of them."""
+    """A service whose requests are traced, with their spans."""
 
     def __init__(self, joined: Joined, fd: int, *bits: int, ratio: float | None = 0.5) -> None:
         numbers = iter(bits)
@@ -41,8 +41,8 @@ class Traced:
         """Ask for one row."""
         return self.service.score(rows_body([1, 0]), ids, lambda *_: None, self._joined.clock())
 
-    def said(self) -> list[TracedRequest]:
-        """What was said since the last time."""
+    def read_spans(self) -> list[TracedRequest]:
+        """Spans written since the last call."""
         requests, lost = self._reader.read()
         assert not lost
         return requests
@@ -63,18 +63,18 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def test_a_scored_request_is_said_with_its_stages(joined: Joined, fd: int) -> None:
-    """As a child of its caller's span, in the caller's trace, with the times that its answer has."""
+def test_scored_request_is_traced_with_its_stages(joined: Joined, fd: int) -> None:
+    """Its span is a child of its caller's span and has the times of its answer."""
     traced = Traced(joined, fd, 0xAB)
     call = traced.score(RequestIds(b"mi\x9bne", traceparent=KEPT))
     joined.clock.advance_ms(2)
     joined.settle()
-    (said,) = traced.said()
-    assert said[:4] == (TRACE, f"{0xAB:016x}", PARENT, "mi\x9bne")
-    assert (said.model, said.version, said.status, said.code, said.rows) == ("m", "1", 200, "", 1)
-    assert said.received_ns == call.received_ns
-    assert (said.enqueued_ns, said.started_ns) == (call.enqueued_ns, call.started_ns)
-    assert (said.finished_ns, said.answered_ns) == (call.finished_ns, joined.clock())
+    (span,) = traced.read_spans()
+    assert span[:4] == (TRACE, f"{0xAB:016x}", PARENT, "mi\x9bne")
+    assert (span.model, span.version, span.status, span.code, span.rows) == ("m", "1", 200, "", 1)
+    assert span.received_ns == call.received_ns
+    assert (span.enqueued_ns, span.started_ns) == (call.enqueued_ns, call.started_ns)
+    assert (span.finished_ns, span.answered_ns) == (call.finished_ns, joined.clock())
     assert call.ids.trace_id == TRACE
 
 
@@ -85,9 +85,9 @@ def test_the_caller_decides_and_else_the_ratio(joined: Joined, fd: int) -> None:
     traced.score(RequestIds(b"above"))
     below = traced.score()
     joined.settle()
-    (said,) = traced.said()
-    assert said[:4] == (f"{(7 << 64) + HALF - 1:032x}", f"{1:016x}", "", below.ids.request_id.decode())
-    assert below.ids.trace_id == said.trace_id
+    (span,) = traced.read_spans()
+    assert span[:4] == (f"{(7 << 64) + HALF - 1:032x}", f"{1:016x}", "", below.ids.request_id.decode())
+    assert below.ids.trace_id == span.trace_id
 
 
 def test_sampling_of_traces_can_be_changed_per_model(joined: Joined, fd: int) -> None:
@@ -101,7 +101,7 @@ def test_sampling_of_traces_can_be_changed_per_model(joined: Joined, fd: int) ->
     traced.observers.set_sampling(Sampling(1.0, {"other": None}))
     traced.score(RequestIds(b"all"))
     joined.settle()
-    assert sorted(one.request_id for one in traced.said()) == ["all", "own"]
+    assert sorted(one.request_id for one in traced.read_spans()) == ["all", "own"]
 
 
 def test_refused_or_abandoned_request_is_traced_without_stages(joined: Joined, fd: int) -> None:
@@ -110,13 +110,13 @@ def test_refused_or_abandoned_request_is_traced_without_stages(joined: Joined, f
     traced.score(RequestIds(b"a")).refuse(Overloaded("full"))
     traced.score(RequestIds(b"b")).abandon()
     traced.observers.record_refusal(traced.service, RequestIds(b"c"), Unauthorized("no"))
-    said = traced.said()
-    assert [(one.request_id, one.status, one.code) for one in said] == [
+    spans = traced.read_spans()
+    assert [(one.request_id, one.status, one.code) for one in spans] == [
         ("a", 503, "overloaded"),
         ("b", 499, ""),
         ("c", 401, "unauthorized"),
     ]
-    assert {one.finished_ns for one in said} == {0}
+    assert {one.finished_ns for one in spans} == {0}
     joined.settle()
 
 

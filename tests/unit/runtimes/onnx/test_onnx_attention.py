@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 from tests.exported_attention import HEADS, ROWS_TIME, SIZE, WIDTH, Form, save, write_attention
 
-from stoker.runtimes.onnx.graphs import fuse_graph
+from stoker.runtimes.onnx.fusion import fuse_graph
 
 FORMS = [
     Form(),

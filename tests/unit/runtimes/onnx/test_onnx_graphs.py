@@ -1,4 +1,4 @@
-"""Which graph of a model is loaded on a GPU: fused where that is faster, kept in the workspace, said in the log."""
+"""The choice of a model's graph on a GPU: plain or fused, in the cache, in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory
 from stoker.runtimes.onnx import graphs as onnx_graphs
-from stoker.runtimes.onnx.graphs import graph_of
+from stoker.runtimes.onnx.graphs import choose_graph
 from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.settings.choices import Acceleration
@@ -29,7 +29,7 @@ GPU, CPU = Device("cuda", 0, "a GPU"), Device("cpu", 0, "a processor")
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path | bytes]:
-    """What was opened on the GPU, whose part the CPU plays."""
+    """Open sessions of the GPU on the CPU, and record their models."""
     models: list[Path | bytes] = []
 
     def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
@@ -50,7 +50,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def taking_ms(*times: float) -> Callable[[], int]:
-    """A clock by which runs take these times in turn: of the graph as it is, and of the fused one."""
+    """Return a clock by which runs take these times in turn: of the plain graph, and of the fused one."""
     now_ns = itertools.accumulate(each for ms in itertools.cycle(times) for each in (0, int(ms * 1e6)))
     return lambda: next(now_ns)
 
@@ -61,53 +61,55 @@ def is_fused(model: Path | bytes) -> bool:
     return any(node.op_type == "MultiHeadAttention" for node in read.graph.node)
 
 
-def test_the_faster_graph_is_taken(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    """By the times of both for the smallest and the largest batch, which only a verbose log has."""
+def test_fused_graph_is_chosen_if_it_is_faster(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log at level DEBUG has the times of both for the smallest and the largest batch."""
     caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
-    graph = graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    graph = choose_graph(deployment, GPU, 1, taking_ms(3, 2))
     assert graph.is_fused
     assert is_fused(graph.model)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "DEBUG",
-            "words: graph fused; ms for batches of 1 and 4 rows: as it is 3.000 / 3.000, fused 2.000 / 2.000",
+            "words: graph fused; ms for batches of 1 and 4 rows: plain 3.000 / 3.000, fused 2.000 / 2.000",
         )
     ]
 
 
-def test_the_graph_as_it_is_stays_where_it_is_faster(
+def test_plain_graph_is_chosen_if_it_is_faster(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The answer says so, for the line of what was chosen."""
+    """`is_fused` is false, and the log says so."""
     caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
-    graph = graph_of(deployment, GPU, 1, taking_ms(2, 3))
+    graph = choose_graph(deployment, GPU, 1, taking_ms(2, 3))
     assert (graph.model, graph.is_fused) == (deployment.path, False)
-    assert "words: graph as it is; ms for batches" in caplog.messages[0]
+    assert "words: graph plain; ms for batches" in caplog.messages[0]
 
 
-def test_the_choice_and_the_graph_are_kept(
+def test_choice_and_graph_are_cached(
     deployment: Deployment, opened: list[Path | bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By versions: the next start makes and times nothing."""
-    first = graph_of(deployment, GPU, 1, taking_ms(3, 2)).model
+    """The next start neither fuses nor measures; the cache is for one version of ONNX Runtime."""
+    first = choose_graph(deployment, GPU, 1, taking_ms(3, 2)).model
     assert len(opened) == 2
-    monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: pytest.fail("it was made again"))
-    assert graph_of(deployment, GPU, 1).model == first
+    monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: pytest.fail("it was fused again"))
+    assert choose_graph(deployment, GPU, 1).model == first
     assert len(opened) == 2
     (folder,) = (deployment.engine_cache or Path()).iterdir()
     assert onnxruntime.__version__ in folder.name
 
 
-def test_another_gpu_and_another_precision_are_timed_anew(
+def test_another_gpu_and_another_precision_are_measured(
     deployment: Deployment, opened: list[Path | bytes]
 ) -> None:
-    """The graph is the same; how fast it is may not be."""
-    graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    """The cached choice is for one GPU and one precision."""
+    choose_graph(deployment, GPU, 1, taking_ms(3, 2))
     other = dataclasses.replace(GPU, description="another GPU")
-    assert graph_of(deployment, other, 1, taking_ms(2, 3)).model == deployment.path
+    assert choose_graph(deployment, other, 1, taking_ms(2, 3)).model == deployment.path
     assert len(opened) == 4
     half = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16"))
-    graph = graph_of(half, GPU, 1, taking_ms(3, 2)).model
+    graph = choose_graph(half, GPU, 1, taking_ms(3, 2)).model
     assert is_fused(graph)
     assert isinstance(graph, bytes)
     weights = onnx.load_from_string(graph).graph.initializer
@@ -115,47 +117,47 @@ def test_another_gpu_and_another_precision_are_timed_anew(
     assert len(opened) == 6
 
 
-def test_unreadable_kept_graph_choice_is_replaced(
+def test_unreadable_choice_leaves_the_plain_graph(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stored choice that cannot be read does not keep a model from loading."""
+    """The model loads all the same."""
     caplog.set_level("INFO")
-    graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    choose_graph(deployment, GPU, 1, taking_ms(3, 2))
     (folder,) = (deployment.engine_cache or Path()).iterdir()
     for file in folder.glob("*.json"):
         file.write_text("{")
-    assert graph_of(deployment, GPU, 1).model == deployment.path
-    assert "words: optimize: auto leaves the graph as it is: " in caplog.messages[-1]
+    assert choose_graph(deployment, GPU, 1).model == deployment.path
+    assert "words: optimize: auto does not change the graph: " in caplog.messages[-1]
 
 
-def test_a_graph_that_answers_otherwise_is_left_out(
+def test_fused_graph_that_answers_differently_is_left_out(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever its speed; one line says by how much."""
+    """Its speed does not matter; one line has the difference."""
     caplog.set_level("INFO")
     wrong = write_attention(deployment.path.parent / "wrong.onnx", Form(mask="keys", gelu=True))
     monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: wrong.read_bytes())
-    assert graph_of(deployment, GPU, 1, taking_ms(3, 2)).model == deployment.path
-    (told,) = caplog.messages
-    assert told.startswith("words: the fused graph is left out: its outputs differ by ")
+    assert choose_graph(deployment, GPU, 1, taking_ms(3, 2)).model == deployment.path
+    (line,) = caplog.messages
+    assert line.startswith("words: the fused graph is left out: its outputs differ by ")
 
 
-def test_batches_of_usual_sizes_are_timed_where_sizes_are_chosen_later(
+def test_usual_sizes_are_measured_without_buckets(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One row, and as many as a batch usually has."""
+    """They are one row, and the rows of a usual batch."""
     caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
     unknown = dataclasses.replace(deployment, batch_buckets=None, max_batch_rows=256)
-    assert is_fused(graph_of(unknown, GPU, 1, taking_ms(3, 2)).model)
-    assert "ms for batches of 1 and 32 rows: as it is 3.000 / 3.000" in caplog.messages[0]
+    assert is_fused(choose_graph(unknown, GPU, 1, taking_ms(3, 2)).model)
+    assert "ms for batches of 1 and 32 rows: plain 3.000 / 3.000" in caplog.messages[0]
 
 
-def test_sizes_without_memory_are_not_timed(
+def test_sizes_without_memory_are_not_measured(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The smaller ones decide."""
+    """The smaller sizes decide."""
     caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
-    run = onnx_graphs._run
+    run = onnx_graphs.run_session
 
     def short_of_memory(
         session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
@@ -164,55 +166,55 @@ def test_sizes_without_memory_are_not_timed(
             raise OutOfMemory("no memory for 4 rows")
         return run(session, feeds)
 
-    monkeypatch.setattr(onnx_graphs, "_run", short_of_memory)
-    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)).model)
-    assert caplog.messages[0].endswith("as it is 3.000, fused 2.000")
+    monkeypatch.setattr(onnx_graphs, "run_session", short_of_memory)
+    assert is_fused(choose_graph(deployment, GPU, 1, taking_ms(3, 2)).model)
+    assert caplog.messages[0].endswith("plain 3.000, fused 2.000")
 
 
-def test_optimize_off_looks_at_nothing(deployment: Deployment, opened: list[Path | bytes]) -> None:
-    """The file is loaded as it is."""
+def test_optimize_off_opens_no_session(deployment: Deployment, opened: list[Path | bytes]) -> None:
+    """The file itself is loaded."""
     off = dataclasses.replace(deployment, acceleration=Acceleration(optimize="off"))
-    assert graph_of(off, GPU, 1).model == deployment.path
+    assert choose_graph(off, GPU, 1).model == deployment.path
     assert not opened
 
 
-def test_models_without_attention_cost_nothing(
+def test_models_without_attention_open_no_session(
     deployment: Deployment, tmp_path: Path, opened: list[Path | bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does any model on the CPU, and no line is written."""
+    """Models on the CPU open none either, and the log has no line."""
     caplog.set_level("INFO")
     path = write_mlp(tmp_path / "mlp.onnx")
-    assert graph_of(dataclasses.replace(deployment, path=path), GPU, 1).model == path
-    assert graph_of(deployment, CPU, 1).model == deployment.path
+    assert choose_graph(dataclasses.replace(deployment, path=path), GPU, 1).model == path
+    assert choose_graph(deployment, CPU, 1).model == deployment.path
     assert not opened
     assert not caplog.messages
 
 
-def test_a_model_that_takes_no_made_up_rows_stays_as_it_is(
+def test_model_that_refuses_made_up_rows_keeps_its_graph(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line gives the model's words."""
+    """One line has the model's message."""
     caplog.set_level("INFO")
 
     def refuse(*_: object) -> None:
         raise LoadFailed("rows of 2, please")
 
     monkeypatch.setattr(onnx_graphs, "fuse_graph", refuse)
-    assert graph_of(deployment, GPU, 1).model == deployment.path
-    assert caplog.messages == ["words: optimize: auto leaves the graph as it is: rows of 2, please"]
+    assert choose_graph(deployment, GPU, 1).model == deployment.path
+    assert caplog.messages == ["words: optimize: auto does not change the graph: rows of 2, please"]
 
 
-def test_rows_of_a_fused_model_are_batched_as_before(deployment: Deployment) -> None:
-    """Row isolation is read from the graph of the file, whatever is made of it."""
+def test_row_isolation_is_read_from_the_plain_graph(deployment: Deployment) -> None:
+    """A fused model is batched as a plain one."""
     acceleration = Acceleration(execution="copied")
     (deployment.engine_cache or Path()).mkdir()
     loaded = load_onnx(dataclasses.replace(deployment, acceleration=acceleration), GPU, 1)
     assert loaded.signature.isolation is not None
     assert loaded.signature.isolation.batched
     assert loaded.signature.isolation.how == "read"
-    (kept,) = [json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")]
+    (choice,) = [
+        json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")
+    ]
     assert isinstance(loaded, ChosenRuntime)
-    graph = "fused" if kept["fused"] else "as it is"
-    assert loaded.choice.startswith(
-        f"execution copied; graph {graph}; precision tf32, outputs differ from float32 on the CPU by "
-    )
+    graph = "fused" if choice["fused"] else "plain"
+    assert loaded.choice.startswith(f"execution copied; graph {graph}; precision tf32, outputs ")

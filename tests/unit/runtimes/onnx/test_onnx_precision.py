@@ -208,7 +208,7 @@ def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(
 
 def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool]) -> None:
     """The load ends with those of the device, as it would without a conversion, and goes on with the model's."""
-    with pytest.raises(LoadFailed, match=r"fails whatever it is given: .*CUDNN_STATUS_ALLOC_FAILED"):
+    with pytest.raises(LoadFailed, match=r"fails for all inputs: .*CUDNN_STATUS_ALLOC_FAILED"):
         load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_STATUS_ALLOC_FAILED")
     load_converted(write_pictures(tmp_path / "pictures.onnx"), "sizes do not fit")
     assert layouts == [True, True]

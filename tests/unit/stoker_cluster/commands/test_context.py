@@ -33,7 +33,7 @@ def whole(api: PuppetApi) -> None:
 
 
 def test_a_service_is_applied_and_looked_after(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed, and the exit codes."""
+    """Each command prints its result and has its exit code."""
     assert main(["kubernetes", "apply", *PLAN, "--no-wait"]) == 0
     assert "created Deployment digits\n" in capsys.readouterr().out
     whole(api)
@@ -117,7 +117,7 @@ def test_keys_are_printed_and_replaced(
 
 
 def test_shares_of_versions_are_changed_by_name(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not said goes to the default version; shares that cannot be change nothing."""
+    """The default version gets the rest; impossible shares change nothing."""
     endpoint = ["--router", "--version-name", "a", "--traffic", "a=20,b=10", "--no-wait"]
     assert main(["kubernetes", "apply", *PLAN, *endpoint]) == 0
     capsys.readouterr()
@@ -160,14 +160,14 @@ def deploy(ws: Workspace, **options: Any) -> Any:
 def test_a_bound_target_is_deployed_to_its_cluster(
     ws: Workspace, api: PuppetApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The pods get a GPU, the nodes that were asked for, and the script with its model where the files are."""
+    """The pods get a GPU, the requested nodes, and the script with its model from the files."""
     machine = {"labels": {"node.kubernetes.io/instance-type": "big"}}
     api.put("Node", "a", metadata=machine, status={"allocatable": {"nvidia.com/gpu": "4"}})
     service = deploy(ws)
-    said = capsys.readouterr().out
-    assert "aks-gpu: 1 node is a big, with 4 GPUs; none are made\n" in said
+    output = capsys.readouterr().out
+    assert "aks-gpu: 1 node of size big, with 4 GPUs; none are made\n" in output
     files = ws.local.services_dir / "digits" / "files"
-    assert f"{files} is to be /models/digits of the image\n" in said
+    assert f"{files} is to be /models/digits of the image\n" in output
     assert (files / "score.py").is_file()
     assert (files / "azureml-models/digits/1/model.pkl").read_text() == "1"
     pod = api.objects[DEPLOYMENT]["spec"]["template"]["spec"]

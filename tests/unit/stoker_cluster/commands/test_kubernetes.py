@@ -41,8 +41,8 @@ def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--image" in printed or "--from" in printed
 
 
-def test_runtimes_of_kserve_differ_in_what_they_serve(capsys: pytest.CaptureFixture[str]) -> None:
-    """For scripts another format and the folder of the model; for gRPC the port that KServe is to use alone."""
+def test_kserve_runtimes_for_scripts_and_grpc_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts have their own format and the model's folder; gRPC has its port alone."""
 
     def runtime(*options: str) -> tuple[dict, dict]:
         assert cli.main(["kubernetes", "kserve", "--image", "stoker:1", *options]) == 0
@@ -62,8 +62,8 @@ def test_runtimes_of_kserve_differ_in_what_they_serve(capsys: pytest.CaptureFixt
     )
 
 
-def test_a_job_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    """The claim with the files cannot be guessed, so it is asked for."""
+def test_job_without_a_claim_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the missing option."""
     command = ["kubernetes", "job", "m.onnx", "--input", "in", "--output", "out", "--name", "night"]
     assert cli.main([*command, "--image", "stoker:1"]) == 2
     assert capsys.readouterr().err == "stoker kubernetes: the Job has no data; give it with --data\n"

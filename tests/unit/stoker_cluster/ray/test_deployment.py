@@ -1,4 +1,4 @@
-"""The commands of `stoker ray` against a puppet of Ray: which actors are made, asked, drained and ended."""
+"""The commands of `stoker ray` against a puppet of Ray: actors are made, asked, drained and ended."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPEC = ServiceSpec("digits", ("/models/digits.onnx", "--name", "digits"), 8080, 
 
 
 class ActorDied(Exception):
-    """What Ray raises for an actor that is gone."""
+    """The error of Ray for an actor that is gone."""
 
 
 class PuppetRay:
-    """Actors that answer at once, unless they are told otherwise.
+    """Actors that answer at once, unless a test says otherwise.
 
     Attributes:
         actors: Those that are there, by name: the options that they were made with.
@@ -78,15 +78,15 @@ class PuppetRay:
             drain=SimpleNamespace(remote=lambda: self.drained.append(name) or (number, lambda: 0)),
         )
 
-    def wait(self, asked: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        """Those that answer, and those that do not."""
-        assert (num_returns, timeout > 0) == (len(asked), True)
-        ready = [each for each in asked if each[0] not in self.waiting]
-        return ready, [each for each in asked if each not in ready]
+    def wait(self, references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        """Split the references into answered and waiting ones."""
+        assert (num_returns, timeout > 0) == (len(references), True)
+        ready = [each for each in references if each[0] not in self.waiting]
+        return ready, [each for each in references if each not in ready]
 
-    def get(self, asked: Any, timeout: float = 1) -> Any:
+    def get(self, references: Any, timeout: float = 1) -> Any:
         """Their answers."""
-        return [each[1]() for each in asked] if isinstance(asked, list) else asked[1]()
+        return [each[1]() for each in references] if isinstance(references, list) else references[1]()
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         """End an actor for good."""
@@ -125,7 +125,7 @@ def test_scale_makes_the_missing_and_drains_the_last(ray: PuppetRay) -> None:
 
 
 def test_status_waits_for_nobody(ray: PuppetRay) -> None:
-    """Who does not answer starts, or waits for a node; who is gone is lost."""
+    """A silent server starts or waits for a node; a gone one is lost."""
     deployment.up(ray, SPEC, 3)
     ray.waiting, ray.failing = {1}, {2: "gone"}
     assert [status.state for status in deployment.status(ray, "digits")] == ["ready", "starting", "lost"]
@@ -133,7 +133,7 @@ def test_status_waits_for_nobody(ray: PuppetRay) -> None:
 
 
 def test_a_server_that_does_not_start_takes_the_others_along(ray: PuppetRay) -> None:
-    """What it has said is told, without what Ray says around it."""
+    """The message is the server's own, without the traceback around it."""
     ray.failing = {1: "a traceback\nstoker.errors.LoadFailed: the server ended with exit code 3"}
     with pytest.raises(LoadFailed, match=r"^digits does not start: the server ended with exit code 3$"):
         deployment.up(ray, SPEC, 2)
@@ -201,14 +201,14 @@ def test_the_commands(
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What to install, in one sentence."""
+    """The message says in one sentence how to install it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OperatorError, match=r"this needs Ray .*install"), deployment.connected(None):
         pass
 
 
-def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given or from RAY_ADDRESS; Ray itself, which would try again for minutes, is not asked."""
+def test_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an argument or RAY_ADDRESS; Ray itself would try again for minutes."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     with socket.socket() as taken:
         # It has the port, and does not listen.

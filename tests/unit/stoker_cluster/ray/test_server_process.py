@@ -82,8 +82,8 @@ def test_it_is_ready_when_it_says_so(server: ServerProcess, monkeypatch: pytest.
     assert next(answers, None) is None
 
 
-def test_why_it_is_not_ready_is_told(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the end of its log: that it has ended, or that the time has passed."""
+def test_error_of_an_unready_server_says_why(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that the time has passed or the exit code, with the end of the log."""
     monkeypatch.setattr(httpx.Client, "get", lambda *_: httpx.Response(503))
     Path(puppet_of(server).log).write_text("".join(f"line {n}\n" for n in range(99)))
     ticks = itertools.count()
@@ -105,17 +105,17 @@ def test_it_drains_and_one_that_is_deaf_is_killed(server: ServerProcess) -> None
 
 @pytest.mark.parametrize("parent", [1, 0])
 def test_the_child_serves_only_while_its_parent_lives(monkeypatch: pytest.MonkeyPatch, parent: int) -> None:
-    """It asks for SIGTERM at the parent's end, becomes `stoker serve`, and ends if it comes too late."""
-    asked: list[Any] = []
-    library = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments))
+    """It requests SIGTERM at its parent's end and becomes `stoker serve`; without a parent it exits."""
+    calls: list[Any] = []
+    library = SimpleNamespace(prctl=lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(child.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(child.os, "getppid", lambda: 1)
-    monkeypatch.setattr(child.os, "execv", lambda _, command: asked.append(command[-3:]))
+    monkeypatch.setattr(child.os, "execv", lambda _, command: calls.append(command[-3:]))
     monkeypatch.setattr(sys, "argv", ["child", str(parent), "m.onnx", "--port=1"])
     if parent:
         child.main()
-        assert asked == [(1, 15), ["serve", "m.onnx", "--port=1"]]
+        assert calls == [(1, 15), ["serve", "m.onnx", "--port=1"]]
     else:
         with pytest.raises(SystemExit):
             child.main()
-        assert asked == [(1, 15)]
+        assert calls == [(1, 15)]

@@ -101,7 +101,7 @@ def test_an_empty_list_says_why_it_is_empty(workspace: Workspace, capsys: pytest
     assert capsys.readouterr().err == "no run has lost its runner\n"
     assert main(["experiments", "archive", "e"]) == 0
     assert main(["runs", "list"]) == 0
-    assert capsys.readouterr().err == "all 1 runs are of archived experiments: --all shows them\n"
+    assert capsys.readouterr().err == "1 run of archived experiments: --all shows more\n"
     assert main(["experiments", "restore", "e"]) == 0
     assert main(["runs", "list", "--status", "running"]) == 0
     assert capsys.readouterr().err == "there are no runs of this kind\n"

@@ -37,7 +37,7 @@ def test_a_run_is_found_by_its_id_the_start_of_it_or_its_age(store: RunStore, ma
         ("digits", "any of 2 runs"),
         ("digits_1700000000_00000009", "the nearest is digits_1700000000_0000000"),
         ("", "no run ''"),
-        ("@-3", "there are 2 runs"),
+        ("@-3", "the workspace has 2 runs"),
         ("../digits", "no run"),
     ],
 )

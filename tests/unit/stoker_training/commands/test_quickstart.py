@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.gpu import devices
+from stoker.gpu import survey
 from stoker.models.repository import Repository
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
@@ -31,7 +31,9 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
         (folder.outputs / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
         return folder
 
-    def serve(_: ServerSettings, workspace: Workspace, predecessor: Predecessor | None) -> int:
+    def serve(
+        _: ServerSettings, workspace: Workspace, begun_s: float, predecessor: Predecessor | None
+    ) -> int:
         served.append(workspace)
         return 0
 
@@ -57,7 +59,7 @@ def test_impossible_server_settings_are_refused_before_training(
 ) -> None:
     """A port in use and a missing GPU are reported before the training."""
     monkeypatch.setattr(quickstart, "_train", lambda *_: pytest.fail("it has trained"))
-    monkeypatch.setattr(devices, "gpus", list)
+    monkeypatch.setattr(survey, "gpus", list)
     parser = argparse.ArgumentParser()
     quickstart.add_arguments(parser)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,9 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             given = ServerSettings(drain_grace_s=0, frontends=len(sockets), **settings)
             # Of the stock only that it takes back what was taken from it.
             stock: Any = SimpleNamespace(release=lambda _: None)
-            supervisor = Supervisor(given, FirstModels(models), tmp_path, sockets, ready.append, stock)
+            supervisor = Supervisor(
+                given, FirstModels(models), tmp_path, sockets, ready.append, stock, time.monotonic()
+            )
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor.fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))

@@ -26,6 +26,7 @@ from stoker.wire.http2.streams import Stream
 REQUEST: Fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/M"), (b"te", b"trailers")]
 HEAD_BLOCK = b"\x88"
 OK = encoded([(b"grpc-status", b"0")])
+GET = encoded(REQUEST)
 
 
 @dataclass
@@ -86,14 +87,14 @@ class Kept:
 class Talk:
     """Both ends of a connection; its greeting has been read, and the client's too if it `greets`."""
 
-    def __init__(self, *, greets: bool = True, echoes: bool = False, **said: int) -> None:
+    def __init__(self, *, greets: bool = True, echoes: bool = False, **options: int) -> None:
         self.requests: dict[int, Kept] = {}
         self.echoes = echoes
         self.http: Connection[Head] = Connection(Head, self._begin)
         self.encoder, self.decoder = Encoder(), Decoder()
         self.greeting = self.read()
         if greets:
-            self.send(PREFACE + settings({Setting[name]: value for name, value in said.items()}))
+            self.send(PREFACE + settings({Setting[name]: value for name, value in options.items()}))
             assert self.read() == [(Kind.SETTINGS, 1, 0, b"")]
 
     def _begin(self, stream: Stream, head: Head) -> Kept:
@@ -150,3 +151,8 @@ def headers(number: int, block: bytes, flags: int = 0) -> bytes:
 def data(number: int, content: bytes, *, ends: bool = False) -> bytes:
     """A DATA frame."""
     return frame(Kind.DATA, END_STREAM if ends else 0, number, content)
+
+
+def sizes(talk: Talk, kind: Kind = Kind.DATA) -> list[int]:
+    """The lengths of the frames of a kind that the server has sent."""
+    return [len(payload) for found, _, _, payload in talk.read() if found == kind]

@@ -19,7 +19,7 @@ def test_tolerance_spent_ends_the_connection() -> None:
         tolerance.spend_reset()
 
 
-def test_tolerance_restored_is_that_of_a_new_connection_or_what_was_earned() -> None:
+def test_restored_tolerance_is_at_least_a_new_connections() -> None:
     """Neither a spent nor a hoarded tolerance lasts."""
     tolerance = Tolerance()
     tolerance.patience, tolerance.resets = 0, 10**9

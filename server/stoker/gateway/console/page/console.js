@@ -104,6 +104,7 @@ function Gate({ refusal, onKey }) {
     <h1>Stoker console</h1>
     <p>Sign in with a key of any service. To print one, run:</p>
     <pre tabindex="0">stoker keys show primary</pre>
+    <p>Where several services have keys, add <code>--name SERVICE</code>.</p>
     <form onSubmit=${open}>
       <label for="key">Key</label>
       <input id="key" type="password" autocomplete="off" required value=${key} onInput=${(event) => setKey(event.target.value)} />

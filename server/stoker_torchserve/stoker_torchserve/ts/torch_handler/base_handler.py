@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import kind_of_torch_file
-from stoker.runtimes.torch_files import load_program, load_weights
+from stoker.runtimes.torch.files import load_program, load_weights
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.handler_utils.timer import timed
 from stoker_torchserve.ts.utils.util import list_classes_from_module, load_label_mapping

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from stoker.runtimes.torch_files import load_weights
+from stoker.runtimes.torch.files import load_weights
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.torch_handler.base_handler import BaseHandler
 

@@ -1,0 +1,103 @@
+"""Finds the tokenizer beside a model, and how many tokens it and the model take."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.settings.files import settings_text
+from stoker.settings.text_input import MOST_TOKENS, TextInput, TextSettings
+from stoker.system.extras import how_to_install
+
+if TYPE_CHECKING:
+    from stoker.models.sources import ModelSource
+    from stoker.settings.model import ModelSettings
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER: Final = "tokenizer.json"
+_FRAMEWORKS: Final = ("onnx", "torch", "tensorflow")
+_USUAL_TOKENS: Final = 512
+_LIMITS: Final = {
+    "tokenizer_config.json": "model_max_length",
+    "config.json": "max_position_embeddings",
+    "sentence_bert_config.json": "max_seq_length",
+}
+"""The files that limit the tokens of a text, and their keys."""
+_OFFSET_POSITIONS: Final = frozenset(
+    {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
+)
+"""The architectures whose first position is the one behind the padding token's number."""
+
+
+def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) -> TextInput | None:
+    """Find how texts become the inputs of a model; None if it takes no texts.
+
+    The tokenizer is in the model's folder, beside its file, or in `model_dir`.
+
+    Raises:
+        InvalidSettings: The operator has set it, and the tokenizer or the library is missing; or a file with a limit
+            cannot be read.
+    """
+    name, path, settings = source.name, source.path, model.text
+    if settings is False or source.framework not in _FRAMEWORKS or model.sequence is not None or model.pad:
+        if settings:
+            raise InvalidSettings(
+                f"{name}: text is for models of {', '.join(_FRAMEWORKS)} without the settings sequence and pad"
+            )
+        return None
+    folders = (path if path.is_dir() else path.parent, path.parent, model_dir)
+    folder = next((folder for folder in folders if (folder / TOKENIZER).is_file()), None)
+    if folder is None:
+        if settings is not None:
+            raise InvalidSettings(
+                f"{name}: text needs a {TOKENIZER} beside the model; there is none in {folders[0]}"
+            )
+        return None
+    if find_spec("tokenizers") is None:
+        missing = (
+            f"texts are read by the library tokenizers, which is not installed; {how_to_install('text')}"
+        )
+        if settings is not None:
+            raise InvalidSettings(f"{name}: {missing}")
+        logger.info("%s takes no texts, only numbers: %s", name, missing)
+        return None
+    given = settings or TextSettings()
+    files = {file: _read(folder / file) for file in _LIMITS}
+    config = files["config.json"]
+    limits = [
+        value for file, key in _LIMITS.items() if isinstance(value := files[file].get(key), int | float)
+    ]
+    pad_id = config.get("pad_token_id")
+    pad_id = pad_id if isinstance(pad_id, int) and 0 <= pad_id < MOST_TOKENS else None
+    if config.get("model_type") in _OFFSET_POSITIONS and "max_position_embeddings" in config:
+        limits.append(config["max_position_embeddings"] - (pad_id or 0) - 1)
+    most = min((limit for limit in limits if 0 < limit <= MOST_TOKENS), default=_USUAL_TOKENS)
+    if given.max_tokens is not None and limits and given.max_tokens > most:
+        raise InvalidSettings(f"{name}: text has max_tokens {given.max_tokens}, and its files allow {most:g}")
+    return TextInput(
+        folder / TOKENIZER,
+        given.max_tokens or int(most),
+        given.longer,
+        pad_id,
+        is_required=settings is not None,
+    )
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no such file."""
+    if not file.exists():
+        return {}
+    try:
+        # Some files say with a number of a hundred bits that there is no limit.
+        content = json.loads(settings_text(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidSettings(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{file} must hold a JSON object")
+    return content

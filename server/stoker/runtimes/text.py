@@ -1,0 +1,239 @@
+"""Models of texts: rows of tokens run in parts of like length, padded within each part.
+
+Padding is outside of the attention mask. Whether it changes no answer is tested when the model is loaded, together
+with whether rows affect each other; if either fails, each row runs alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Final
+
+import numpy as np
+
+from stoker.deployment import Deployment
+from stoker.errors import LoadFailed
+from stoker.isolation.batch_monitor import BatchMonitor
+from stoker.isolation.batching import decide_batching
+from stoker.isolation.difference import largest_difference
+from stoker.isolation.graph_analysis import GraphAnalysis
+from stoker.row_isolation import RowIsolation
+from stoker.runtimes.packed import Feeds, Run
+from stoker.runtimes.token_batches import TokenCosts, length_bucket
+from stoker.runtimes.token_feeds import TokenFeeds
+from stoker.samples.sample import find_sample_feeds
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
+from stoker.wire.texts import TEXT, Tokenizing, text_tensors, token_spec
+
+logger = logging.getLogger(__name__)
+
+_BOUND: Final = 1e-3
+_REDUCED: Final = {"tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+"""How much padding may change an answer, relative to the largest number of the output: kernels of other shapes round
+differently."""
+_TIMED_S: Final = 0.25
+_TIMED_TOKENS: Final = 64
+_RUNS: Final = 3
+_GAIN: Final = 1.05
+_MOST_TOKENS: Final = 1 << 17
+
+
+def text_runtime(
+    deployment: Deployment,
+    run: Run,
+    tensors: ModelTensors,
+    read: Callable[[], GraphAnalysis] | None,
+    computed_in: str | None,
+) -> TextRuntime | None:
+    """Make the runtime of a model that takes texts; None if it takes none, and does not have to.
+
+    Args:
+        read: Reads its graph; None if there is nothing to read.
+        computed_in: The precision of its products, where it may be lower than that of its tensors.
+
+    Raises:
+        LoadFailed: Its tokenizer cannot be used, or it takes no texts where its settings say that it does.
+    """
+    text = deployment.text
+    if text is None:
+        return None
+    try:
+        if not tensors.batched:
+            raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
+        feeds = TokenFeeds(tensors.inputs, Tokenizing(text).pad_id)
+        sample = find_sample_feeds(deployment, text_tensors(()).inputs)
+        assert sample is not None, "there are always texts"
+        rows = sample.feeds[TEXT]
+        outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs)
+    except LoadFailed as error:
+        if text.is_required:
+            raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
+        logger.info("%s takes no texts, only numbers: %s", deployment.name, error)
+        return None
+    infos = tuple(
+        TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
+    )
+    signature = Signature((token_spec(text),), outputs, callers=text_tensors(infos))
+    most = text.max_tokens
+    # Rows of one length, so that only what is beside a row can change its answer.
+    padded = TextRuntime(run, feeds, signature, tokens=min(most, length_bucket(int(rows[:, 0].max()) + 1)))
+    takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
+    isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
+    if isolation.batched and not feeds.fixed_tokens:
+        isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
+    logger.info("%s: its texts are %s", deployment.name, isolation)
+    costs = _measure(run, feeds, rows, most) if isolation.batched and not feeds.fixed_tokens else None
+    signature = dataclasses.replace(signature, isolation=isolation)
+    return TextRuntime(run, feeds, signature, costs, feeds.fixed_tokens)
+
+
+class TextRuntime:
+    """Runs rows of tokens through a function of named tensors.
+
+    Attributes:
+        signature: Rows of tokens, and the outputs of a row.
+        monitor: Inspects the parts that it runs.
+        choice: See `ChosenRuntime`; empty unless the loader of its framework has set it.
+    """
+
+    choice = ""
+
+    def __init__(
+        self,
+        run: Run,
+        feeds: TokenFeeds,
+        signature: Signature,
+        costs: TokenCosts | None = None,
+        tokens: int = 0,
+    ) -> None:
+        """Wrap `run`, which each fork calls from a thread of its own.
+
+        Args:
+            costs: Divides batches into parts of like length; None to run each row alone.
+            tokens: The length of all rows with their padding, which then run as one part; 0 for any.
+        """
+        self.signature = signature
+        self.monitor = BatchMonitor()
+        self._model, self._feeds, self._costs, self._tokens = run, feeds, costs, tokens
+        isolation = signature.isolation
+        self._is_apart = isolation is not None and not isolation.batched
+
+    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
+        """Run a batch of rows; those without a token fill it up, and get zeros."""
+        return list(self.run_rows({TEXT: np.asarray(inputs[0])}).values())
+
+    def run_rows(self, rows_by_name: Feeds) -> Mapping[str, np.ndarray]:
+        """Run rows, and return the outputs by name."""
+        rows = rows_by_name[TEXT]
+        if not 0 <= rows[:, 0].min() <= rows[:, 0].max() <= (self._tokens or rows.shape[1] - 1):
+            raise ValueError("a row has more tokens than fit")
+        specs = self.signature.outputs
+        outputs = {spec.name: np.zeros((len(rows), *spec.shape), spec.dtype) for spec in specs}
+        for places, tokens in self._parts(rows[:, 0]):
+            feeds = self._feeds.feeds(rows[places], tokens)
+            results = self._model(feeds)
+            found = {spec.name: check_batch(spec, results[spec.name], len(places)) for spec in specs}
+            self.monitor.count_non_finite((), found.values(), len(places))
+            if self.monitor.wants_rows and len(places) > 1:
+                self.monitor.keep_rows(feeds, found, range(len(places) + 1))
+            for name, array in found.items():
+                outputs[name][places] = array
+        return outputs
+
+    def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        """Run one part, as the inputs of the model."""
+        return self._model(feeds)
+
+    def fork(self) -> TextRuntime:
+        """Return another runtime of the same model."""
+        fork = copy(self)
+        fork.monitor = BatchMonitor()
+        return fork
+
+    def _parts(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the places of rows that run together, and their length with padding."""
+        if self._costs is not None:
+            yield from self._costs.divide(lengths)
+        elif self._tokens and not self._is_apart:
+            yield np.arange(len(lengths)), self._tokens
+        else:
+            for place in lengths.nonzero()[0].tolist():
+                yield np.array([place]), self._tokens or int(lengths[place])
+
+
+def _outputs_of_rows(
+    run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo]
+) -> tuple[TensorSpec, ...]:
+    """Return the outputs that have one size for texts of any length, found by running two rows at two lengths."""
+    size = int(rows[:2, 0].max())
+    shapes = []
+    for tokens in {feeds.fixed_tokens} if feeds.fixed_tokens else {size, min(size + 1, rows.shape[1] - 1)}:
+        try:
+            results = run(feeds.feeds(rows[:2], tokens))
+        except Exception as error:
+            raise LoadFailed(f"it fails on texts of {tokens} tokens: {error}") from error
+        shapes.append({name: (array.dtype.name, array.shape) for name, array in results.items()})
+    found = tuple(
+        TensorSpec(info.name, dtype, shape[1:], labels=info.labels)
+        for info in outputs
+        for dtype, shape in [shapes[0][info.name]]
+        if all(other[info.name] == (dtype, shape) for other in shapes)
+        and shape[:1] == (len(rows[:2]),)
+        and dtype in NUMERIC_DTYPES
+    )
+    if not found:
+        raise LoadFailed(
+            f"its outputs are {', '.join(map(str, outputs))}, with a size for each token; import it with its pooling "
+            "(stoker models import)"
+        )
+    return found
+
+
+def _with_padding(
+    isolation: RowIsolation, padded: TextRuntime, rows: np.ndarray, bound: float
+) -> RowIsolation:
+    """Return the finding, refuted if padding changes the answer to a row by more than `bound`."""
+    alone = TextRuntime(padded._model, padded._feeds, padded.signature)  # noqa: SLF001  # of one class
+    differences = [
+        largest_difference(padded.run([rows[place : place + 1]]), alone.run([rows[place : place + 1]]))
+        for place in range(len(rows))
+    ]
+    if (most := max(differences)) <= bound:
+        return isolation
+    return dataclasses.replace(
+        isolation,
+        batched=False,
+        how="tested",
+        reason=f"padding changes answers by {most:.2g} of the largest number",
+        setting="",
+    )
+
+
+def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> TokenCosts:
+    """Time parts that grow while larger ones compute more tokens a second."""
+    row = rows[rows[:, 0].argmax()]
+    tokens = min(_TIMED_TOKENS, longest)
+    words = np.resize(row[1 : 1 + row[0]], tokens)
+
+    def time_ns(count: int, tokens: int) -> int:
+        made = np.tile(np.concatenate(([tokens], words[:tokens])).astype(np.int32), (count, 1))
+        part = feeds.feeds(made, tokens)
+        times = []
+        for _ in range(_RUNS):
+            begun_ns = time.perf_counter_ns()
+            run(part)
+            times.append(time.perf_counter_ns() - begun_ns)
+        return max(1, min(times))
+
+    first_ns = time_ns(1, 8)
+    count, token_ns, until_s = 4, first_ns / 8, time.perf_counter() + _TIMED_S
+    while (taken_ns := time_ns(count, tokens) / (count * tokens)) < token_ns / _GAIN:
+        token_ns = taken_ns
+        if time.perf_counter() > until_s or count * tokens >= _MOST_TOKENS:
+            break
+        count *= 2
+    return TokenCosts(max(0.0, first_ns - 8 * token_ns), token_ns, count * tokens, longest)

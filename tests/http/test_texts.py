@@ -1,0 +1,201 @@
+"""Texts through every protocol: each gives what the model gives to the tokens of the text alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+from tests.http.raw_http import Answer, bearer, request, scoring
+from tests.live_server import PRIMARY, LiveServer, free_port
+from tests.text_models import write_text_model
+
+from stoker_client import Client
+
+Tokenizer = pytest.importorskip("tokenizers", reason="the extra text is not installed").Tokenizer
+
+TEXTS = ["how far is it", "a quiet harbour " * 12, "stones", "é ß 漢 \U0001f525"]
+LONG = "how far is it to the next town " * 40
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, and the folder of its model."""
+
+    server: LiveServer
+    grpc_port: int
+    folder: Path
+
+    def own_answers(self, *texts: Any) -> np.ndarray:
+        """The answers of ONNX Runtime to each text, or pair of texts, alone."""
+        session = onnxruntime.InferenceSession(self.folder / "model.onnx", providers=["CPUExecutionProvider"])
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tokenizer.enable_truncation(64)
+        answers = []
+        for text in texts:
+            found = tokenizer.encode(*([text] if isinstance(text, str) else text))
+            feeds = zip(
+                ("input_ids", "attention_mask", "token_type_ids"),
+                (found.ids, found.attention_mask, found.type_ids),
+                strict=True,
+            )
+            answers.append(session.run(None, {name: np.array([ids]) for name, ids in feeds})[0])
+        return np.concatenate(answers)
+
+    def score(self, data: Any, name: str = "m") -> Answer:
+        """The answer at the scoring endpoint of a model."""
+        path = f"/api/v1/service/{name}/score"
+        with self.server.connect() as connection:
+            return connection.ask(scoring(path, self.server.key, json.dumps({"data": data}).encode()))
+
+    def post(self, path: str, body: Any) -> Any:
+        """The JSON that answers JSON."""
+        with self.server.connect() as connection:
+            head = [bearer(self.server.key), ("Content-Type", "application/json")]
+            answer = connection.ask(request("POST", path, head, json.dumps(body).encode()))
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One model of texts as it is, with a cache, refusing longer texts, and with numbers alone."""
+    scratch, port = tmp_path_factory.mktemp("texts"), free_port()
+    write_text_model(scratch / "model")
+    deployment = scratch / "deployment.yaml"
+    deployment.write_text(f"""
+frontends: 1
+grpc_port: {port}
+models:
+  - {{path: model, name: m, max_batch_rows: 16}}
+  - {{path: model, name: kept, cache_mb: 1}}
+  - {{path: model, name: strict, text: {{longer: refuse, max_tokens: 32}}}}
+  - {{path: model, name: numbers, text: off}}
+""")
+    with LiveServer(scratch, "--config", deployment) as server:
+        yield Served(server, port, scratch / "model")
+
+
+def close(answer: Any, expected: np.ndarray) -> bool:
+    array = np.array(answer)
+    return array.shape == expected.shape and np.allclose(array, expected, atol=1e-5)
+
+
+def test_texts_are_scored(served: Served) -> None:
+    """Texts, and pairs of texts, have the answers that they have alone."""
+    answer = served.score(TEXTS)
+    assert close(answer.json(), served.own_answers(*TEXTS))
+    assert answer.header("stoker-cut-texts") is None
+    pairs = [["how far", "to the next town"], ["", "a query"]]
+    assert close(served.score(pairs).json(), served.own_answers(*pairs))
+
+
+@pytest.mark.parametrize(
+    "data", ["a text", [], [1], ["a", ["a", "b"]], [["a", "b", "c"]], {"other": ["a"]}, [None]]
+)
+def test_other_data_is_refused(served: Served, data: Any) -> None:
+    """An error of the caller, in each case."""
+    answer = served.score(data)
+    assert (answer.status, answer.error_code()) == (422, "invalid_input")
+
+
+def test_longer_texts_are_cut_or_refused(served: Served) -> None:
+    """The answer says how many were cut; where they are refused, the error says which one."""
+    answer = served.score(["stones", LONG, LONG])
+    assert answer.header("stoker-cut-texts") == "2"
+    assert close(answer.json(), served.own_answers("stones", LONG, LONG))
+    refused = served.score(["stones", LONG], "strict")
+    assert (refused.status, refused.error_code()) == (422, "invalid_input")
+    assert refused.json()["message"] == "Text 1 has more than 32 tokens; send shorter ones."
+
+
+def test_many_texts_and_long_bodies(served: Served) -> None:
+    """More texts than rows of the queue, in a long body; other callers are answered."""
+    many = [f"{text} {number % 7}" for number in range(6000) for text in TEXTS]
+    body = json.dumps({"data": many}).encode()
+    assert len(body) > 1 << 20
+    with ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(served.score, many)
+        for _ in range(20):
+            assert served.score(["stones"]).status == 200
+    expected = served.own_answers(*many[:28])
+    assert close(answer.result().json(), np.tile(expected, (len(many) // 28 + 1, 1))[: len(many)])
+
+
+def test_answers_are_kept_by_tokens(served: Served) -> None:
+    """Texts of the same tokens share an answer."""
+    first = served.score(["How FAR is it"], "kept")
+    assert served.score(["how far is it"], "kept").json() == first.json()
+    assert served.server.metric("stoker_cache_hits_total", model="kept") == 1
+
+
+def test_numbers_alone(served: Served) -> None:
+    """With `text: off` the model takes its own inputs, as without a tokenizer."""
+    ids = {name: [[2, 7, 3]] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    ids |= {"attention_mask": [[1, 1, 1]], "token_type_ids": [[0, 0, 0]]}
+    assert len(served.score(ids, "numbers").json()[0]) == 32
+    assert served.score(["a"], "numbers").status == 422
+
+
+def test_the_open_inference_protocol(served: Served) -> None:
+    """Strings in JSON, as a list or as a column; the metadata has the input."""
+    expected = served.own_answers(*TEXTS)
+    for shape in ([4], [4, 1]):
+        given = {"name": "text", "datatype": "BYTES", "shape": shape, "data": TEXTS}
+        (output,) = served.post("/v2/models/m/infer", {"inputs": [given]})["outputs"]
+        assert close(np.reshape(output["data"], output["shape"]), expected)
+    with served.server.connect() as connection:
+        metadata = connection.ask(request("GET", "/v2/models/m", [bearer(served.server.key)])).json()
+    assert metadata["inputs"][0]["name"] == "text"
+    assert metadata["inputs"][0]["datatype"] == "BYTES"
+    scalar = {"name": "text", "datatype": "BYTES", "shape": [], "data": ["a"]}
+    with served.server.connect() as connection:
+        body = json.dumps({"inputs": [scalar]}).encode()
+        refused = connection.ask(request("POST", "/v2/models/m/infer", [bearer(served.server.key)], body))
+    assert refused.status == 400
+
+
+def test_tensorflow_serving_and_mlflow(served: Served) -> None:
+    """Rows and columns of strings."""
+    expected = served.own_answers(*TEXTS)
+    assert close(served.post("/v1/models/m:predict", {"instances": TEXTS})["predictions"], expected)
+    assert close(served.post("/v1/models/m:predict", {"inputs": TEXTS})["outputs"], expected)
+    invoked = served.post("/api/v1/service/m/invocations", {"inputs": TEXTS})
+    assert close(invoked["predictions"], expected)
+
+
+def test_grpc(served: Served) -> None:
+    """Strings as Triton's client sends them."""
+    expected = served.own_answers(*TEXTS)
+    given = triton.InferInput("text", [4], "BYTES")
+    given.set_data_from_numpy(np.array([text.encode() for text in TEXTS], object))
+    with triton.InferenceServerClient(f"127.0.0.1:{served.grpc_port}") as client:
+        found = client.infer("m", [given], headers={"authorization": f"Bearer {PRIMARY}"})
+    assert close(found.as_numpy("sentence_embedding"), expected)
+
+
+def test_the_client(served: Served) -> None:
+    """Lists of texts, and arrays by name."""
+    expected = served.own_answers(*TEXTS)
+    address = f"http://127.0.0.1:{served.server.port}/api/v1/service/m/score"
+    with Client(address, key=served.server.key) as client:
+        assert close(client.score(TEXTS), expected)
+        assert close(client.infer({"text": TEXTS})["sentence_embedding"], expected)
+
+
+def test_swagger_describes_texts(served: Served) -> None:
+    """Data is a list of strings."""
+    with served.server.connect() as connection:
+        path = "/api/v1/service/m/swagger.json"
+        swagger = connection.ask(request("GET", path, [bearer(served.server.key)])).json()
+    assert swagger["definitions"]["ServiceInput"]["properties"]["data"] == {
+        "type": "array",
+        "items": {"type": "string"},
+    }

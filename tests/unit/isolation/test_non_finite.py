@@ -1,0 +1,33 @@
+"""NaN and infinities in answers to finite rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.unit.isolation.test_audit import batch
+
+from stoker.isolation.non_finite import count_unexplained
+from stoker.tensors import all_finite
+
+
+@pytest.mark.parametrize("shape", [(3,), (90, 100)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_nan_and_infinities_are_found(shape: tuple[int, ...], dtype: str) -> None:
+    """They are found in small and large arrays; numbers whose product overflows are finite."""
+    array = np.full(shape, np.finfo(dtype).max, dtype)
+    assert all_finite(array)
+    for number in (np.nan, np.inf, -np.inf):
+        array.flat[-1] = number
+        assert not all_finite(array)
+    array.flat[0] = -number
+    assert not all_finite(array)
+    assert all_finite(np.array(array.shape))
+
+
+def test_answers_are_unexplained_only_where_the_row_is_finite() -> None:
+    """A row with NaN in its answers counts once; a row with NaN in its inputs does not count."""
+    inputs = [batch(1, np.nan, 3, 4), np.array([0, 0, np.inf, 0], np.float16)]
+    outputs = [np.array([[np.nan, np.inf]] * 4, np.float32), np.arange(4)]
+    assert count_unexplained(inputs, outputs, 4) == 2
+    assert count_unexplained(inputs, outputs[1:], 4) == 0
+    assert count_unexplained([batch(1)], [np.array(np.nan, np.float32)], 1) == 1

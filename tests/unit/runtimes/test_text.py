@@ -1,0 +1,187 @@
+"""Models of texts: how they are loaded, and that a row has the answer that it has alone."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tests.text_models import INPUTS, encoder_weights, write_encoder, write_text_model, write_tokenizer
+from tokenizers import Tokenizer
+
+from stoker.deployment import Deployment, Device
+from stoker.device.loading import load
+from stoker.errors import LoadFailed
+from stoker.isolation.audit import audit
+from stoker.runtimes.base import JoiningRuntime
+from stoker.runtimes.text import TextRuntime
+from stoker.settings.text_input import TextInput
+from stoker.wire.texts import Tokenizing
+
+CPU = Device("cpu", 0, "CPU")
+TEXTS = (
+    "how far is it",
+    "",
+    "a quiet harbour before the morning " * 3,
+    "stones",
+    "the first ships of the morning came in",
+)
+
+
+def deployment(folder: Path, max_tokens: int = 64, **settings: Any) -> Deployment:
+    return Deployment(
+        "m", 1, "onnx", folder / "model.onnx", folder, 8, 1 << 20,
+        text=TextInput(folder / "tokenizer.json", max_tokens, pad_id=0, is_required=True), **settings,
+    )  # fmt: skip
+
+
+def rows_of(folder: Path, *texts: Any, max_tokens: int = 64) -> np.ndarray:
+    array = np.empty(np.shape(texts), object)
+    array[...] = np.vectorize(str.encode, otypes=[object])(np.array(texts, object))
+    return Tokenizing(TextInput(folder / "tokenizer.json", max_tokens)).encode(array).rows
+
+
+def own_answers(folder: Path, *texts: Any) -> np.ndarray:
+    """The answer of ONNX Runtime to each text alone, as the tokenizer gives its tokens."""
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    answers = []
+    for text in texts:
+        found = tokenizer.encode(*([text] if isinstance(text, str) else text))
+        feeds = {
+            "input_ids": found.ids,
+            "attention_mask": found.attention_mask,
+            "token_type_ids": found.type_ids,
+        }
+        taken = {one.name: np.array([feeds[one.name]]) for one in session.get_inputs()}
+        answers.append(session.run(None, taken)[0])
+    return np.concatenate(answers)
+
+
+def test_rows_have_the_answers_of_the_model(tmp_path: Path) -> None:
+    """Texts of all lengths, and pairs, in one batch; rows without a token fill it up, and get zeros."""
+    write_text_model(tmp_path)
+    loaded = load(deployment(tmp_path), CPU)
+    assert str(loaded.signature) == "text string[...] -> sentence_embedding float32[?,32]"
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    assert loaded.max_batch_rows == 8
+    rows = rows_of(tmp_path, *TEXTS)
+    (answers,) = loaded.runtime.run([np.concatenate([rows, np.zeros_like(rows[:2])])])
+    assert np.allclose(answers[:5], own_answers(tmp_path, *TEXTS), atol=1e-5)
+    assert not np.asarray(answers[5:]).any()
+    pairs = (("how far", "to the next town"), ("a query", ""))
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *pairs)])
+    assert np.allclose(answers, own_answers(tmp_path, *pairs), atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [INPUTS[:2], INPUTS])
+def test_inputs_are_found_by_their_names(tmp_path: Path, inputs: tuple[str, ...]) -> None:
+    """Models may have no segments."""
+    write_text_model(tmp_path, inputs=inputs)
+    loaded = load(deployment(tmp_path), CPU)
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS)])
+    assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_a_model_that_sees_padding_runs_row_by_row(tmp_path: Path) -> None:
+    """Without a mask that has an effect, answers would depend on the batch: each row runs alone, without padding."""
+    write_text_model(tmp_path, masked=False)
+    loaded = load(deployment(tmp_path), CPU)
+    isolation = loaded.signature.isolation
+    assert isolation is not None
+    assert not isolation.batched
+    assert "padding changes answers by" in isolation.reason
+    assert loaded.max_batch_rows == 1
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS)])
+    assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_batching_none_runs_row_by_row(tmp_path: Path) -> None:
+    """The operator's word counts."""
+    write_text_model(tmp_path)
+    loaded = load(deployment(tmp_path, batching="none"), CPU)
+    assert loaded.max_batch_rows == 1
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS)])
+    assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_the_sample_of_the_model_is_texts(tmp_path: Path) -> None:
+    """It is read as a request is; what is no text is a load error."""
+    write_text_model(tmp_path)
+    (tmp_path / "sample_input.json").write_text(json.dumps({"data": ["stones and birds", "letters"]}))
+    loaded = load(deployment(tmp_path), CPU)
+    assert loaded.sample is not None
+    assert np.array_equal(loaded.sample["text"], rows_of(tmp_path, "stones and birds", "letters"))
+    (tmp_path / "sample_input.json").write_text(json.dumps({"data": [[1, 2]]}))
+    with pytest.raises(LoadFailed, match=r"the sample input .* is not what the model takes"):
+        load(deployment(tmp_path), CPU)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            {"head": "tokens"},
+            r"m cannot take texts: .*with a size for each token; import it with its pooling",
+        ),
+        ({"renamed": True}, "m cannot take texts: texts need input_ids"),
+    ],
+)
+def test_models_that_take_no_texts(tmp_path: Path, how: Mapping[str, Any], words: str) -> None:
+    """It is an error where texts are set; else the model takes numbers, as without a tokenizer."""
+    how = dict(how)
+    if how.pop("renamed", False):
+        write_tokenizer(tmp_path)
+        write_encoder(tmp_path / "model.onnx", encoder_weights())
+        content = (tmp_path / "model.onnx").read_bytes().replace(b"input_ids", b"input_idz")
+        (tmp_path / "model.onnx").write_bytes(content)
+    else:
+        write_text_model(tmp_path, **how)
+    required = deployment(tmp_path)
+    with pytest.raises(LoadFailed, match=words):
+        load(required, CPU)
+    assert required.text is not None
+    loaded = load(
+        dataclasses.replace(required, text=dataclasses.replace(required.text, is_required=False)), CPU
+    )
+    assert loaded.signature.takes == "tensors"
+
+
+def test_a_broken_tokenizer_is_a_load_error(tmp_path: Path) -> None:
+    """It names the file."""
+    write_text_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(LoadFailed, match=r"tokenizer\.json cannot be used"):
+        load(deployment(tmp_path), CPU)
+
+
+def test_parts_are_watched(tmp_path: Path) -> None:
+    """A part keeps its rows for an audit, which finds the answers again; a fork has a monitor of its own."""
+    write_text_model(tmp_path)
+    runtime = load(deployment(tmp_path), CPU).runtime
+    assert isinstance(runtime, JoiningRuntime)
+    assert isinstance(runtime, TextRuntime)
+    runtime.monitor.wants_rows = True
+    runtime.run([rows_of(tmp_path, *["how far is it"] * 4)])
+    taken = runtime.monitor.kept_rows
+    assert taken is not None
+    assert audit(runtime.run_tensors, taken).result == "passed"
+    fork = runtime.fork()
+    assert fork.monitor is not runtime.monitor
+    rows = rows_of(tmp_path, *TEXTS)
+    assert np.array_equal(fork.run([rows])[0], runtime.run([rows])[0])
+
+
+def test_rows_of_too_many_tokens_are_refused(tmp_path: Path) -> None:
+    """A row says how many tokens it has; more than fit is an error, and no read beyond it."""
+    write_text_model(tmp_path)
+    runtime = load(deployment(tmp_path), CPU).runtime
+    rows = rows_of(tmp_path, "a")
+    for tokens in (65, -1):
+        rows[0, 0] = tokens
+        with pytest.raises(ValueError, match="more tokens than fit"):
+            runtime.run([rows])
