@@ -123,7 +123,7 @@ class TensorInfo:
     Attributes:
         dtype: Name of the numpy dtype, or `string`.
         shape: Its shape; -1 for sizes that may change from request to request.
-        any_rank: Whether it may have any number of axes; then `shape` is empty.
+        any_rank: Whether it may have any number of axes; then `shape` is empty, or that of most requests.
         nullable: Whether it is of a table, in which null stands for a missing value: NaN among numbers, and
             `wire.packed.MISSING` among strings.
         example: The JSON of an element that the model answers; empty where it does not say.

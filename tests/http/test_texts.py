@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -66,9 +68,13 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One model of texts as it is, with a cache, refusing longer texts, and with numbers alone."""
+    """One model as it is, with a cache, refusing longer texts, with numbers alone; a ranker; a classifier."""
     scratch, port = tmp_path_factory.mktemp("texts"), free_port()
     write_text_model(scratch / "model")
+    write_text_model(scratch / "ranker", head="logits", labels=1)
+    write_text_model(scratch / "moods", head="logits")
+    labels = {"0": "sad", "1": "calm", "2": "glad"}
+    (scratch / "moods" / "config.json").write_text(json.dumps({"id2label": labels}))
     deployment = scratch / "deployment.yaml"
     deployment.write_text(f"""
 frontends: 1
@@ -78,6 +84,8 @@ models:
   - {{path: model, name: kept, cache_mb: 1}}
   - {{path: model, name: strict, text: {{longer: refuse, max_tokens: 32}}}}
   - {{path: model, name: numbers, text: off}}
+  - {{path: ranker}}
+  - {{path: moods}}
 """)
     with LiveServer(scratch, "--config", deployment) as server:
         yield Served(server, port, scratch / "model")
@@ -199,3 +207,114 @@ def test_swagger_describes_texts(served: Served) -> None:
         "type": "array",
         "items": {"type": "string"},
     }
+
+
+def test_embeddings_in_openais_form(served: Served) -> None:
+    """Floats and base64 are the same numbers; usage counts the tokens."""
+    path = "/api/v1/service/m/v1/embeddings"
+    expected = served.own_answers(*TEXTS)
+    answer = served.post(path, {"model": "m", "input": TEXTS})
+    assert (answer["object"], answer["model"]) == ("list", "m")
+    assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", n) for n in range(4)]
+    assert close([one["embedding"] for one in answer["data"]], expected)
+    tokenizer = Tokenizer.from_file(str(served.folder / "tokenizer.json"))
+    tokenizer.enable_truncation(64)
+    tokens = sum(len(tokenizer.encode(text)) for text in TEXTS)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    encoded = served.post(path, {"model": "m:1", "input": TEXTS, "encoding_format": "base64"})
+    vectors = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in encoded["data"]]
+    assert np.array_equal(vectors, np.array([one["embedding"] for one in answer["data"]], np.float32))
+
+
+def test_embeddings_are_shortened(served: Served) -> None:
+    """`dimensions` takes the first numbers, and makes them one long."""
+    answer = served.post("/api/v1/service/m/v1/embeddings", {"input": "stones", "dimensions": 8})
+    (vector,) = served.own_answers("stones")[:, :8]
+    assert close(answer["data"][0]["embedding"], vector / np.linalg.norm(vector))
+
+
+def test_kept_answers_count_tokens(served: Served) -> None:
+    """Usage is that of the request, whether or not its answer was kept."""
+    answers = [
+        served.post("/api/v1/service/kept/v1/embeddings", {"input": "birds and stones"}) for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    "documents", [["a b", "far rivers", "how far is it"], [{"text": "a b"}, {"text": "far"}]]
+)
+def test_documents_are_ranked(served: Served, documents: list[Any]) -> None:
+    """The score of a pair becomes a number between 0 and 1; the most relevant document is first."""
+    texts = [one["text"] if isinstance(one, dict) else one for one in documents]
+    asked = {
+        "model": "ranker",
+        "query": "how far",
+        "documents": documents,
+        "top_n": 2,
+        "return_documents": True,
+    }
+    answer = served.post("/api/v1/service/ranker/v1/rerank", asked)
+    served_ranker = dataclasses.replace(served, folder=served.folder.parent / "ranker")
+    logits = served_ranker.own_answers(*(["how far", text] for text in texts)).reshape(-1)
+    order = np.argsort(-logits)[:2].tolist()
+    assert [one["index"] for one in answer["results"]] == order
+    assert [one["document"]["text"] for one in answer["results"]] == [texts[place] for place in order]
+    scores = [one["relevance_score"] for one in answer["results"]]
+    assert close(scores, 1 / (1 + np.exp(-logits[order])))
+    assert answer["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("m/v1/embeddings", {"input": []}, 400, '"input" must be a text or a list of texts'),
+        ("m/v1/embeddings", {"input": [[1, 2]]}, 400, '"input" must be'),
+        ("m/v1/embeddings", [1], 400, "The body must be a JSON object."),
+        ("m/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, '"encoding_format" must be'),
+        ("m/v1/embeddings", {"input": "a", "dimensions": 0}, 400, '"dimensions" must be a whole number'),
+        (
+            "m/v1/embeddings",
+            {"input": "a", "dimensions": 33},
+            400,
+            '"dimensions" is 33, and the model has 32',
+        ),
+        ("m/v1/embeddings", {"input": "a", "model": "ada"}, 404, "This path is for the model m, not ada"),
+        ("numbers/v1/embeddings", {"input": "a"}, 400, "numbers takes no texts."),
+        ("m/v1/rerank", {"query": "a", "documents": ["b"]}, 400, "The model gives 32 numbers for a pair"),
+        ("m/v1/rerank", {"query": "a"}, 400, '"query" must be a text'),
+        ("m/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, '"top_n" must be'),
+    ],
+)
+def test_errors_have_openais_form(served: Served, path: str, body: Any, status: int, words: str) -> None:
+    """The message says what is wrong."""
+    with served.server.connect() as connection:
+        head = [bearer(served.server.key)]
+        sent = json.dumps(body).encode()
+        answer = connection.ask(request("POST", f"/api/v1/service/{path}", head, sent))
+    assert answer.status == status
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_embeddings_need_a_key(served: Served) -> None:
+    """Without one the request is refused before it is read."""
+    with served.server.connect() as connection:
+        answer = connection.ask(request("POST", "/api/v1/service/m/v1/embeddings", [], b"{}"))
+    assert answer.status == 401
+    assert answer.json()["error"]["code"] == "unauthorized"
+
+
+def test_classes_have_labels(served: Served) -> None:
+    """The labels of `config.json` are in the metadata, and in the answers to requests for classes."""
+    with served.server.connect() as connection:
+        metadata = connection.ask(request("GET", "/v2/models/moods", [bearer(served.server.key)])).json()
+    assert metadata["parameters"]["labels"] == {"logits": ["sad", "calm", "glad"]}
+    given = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["how far is it"]}
+    wanted = [{"name": "logits", "parameters": {"classification": 1}}]
+    (output,) = served.post("/v2/models/moods/infer", {"inputs": [given], "outputs": wanted})["outputs"]
+    moods = dataclasses.replace(served, folder=served.folder.parent / "moods")
+    best = int(moods.own_answers("how far is it").argmax())
+    assert output["data"][0].endswith(f":{best}:{['sad', 'calm', 'glad'][best]}")

@@ -25,8 +25,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, a .keras or .h5 file, or a .mar archive; or "
-        "the address of one, such as s3://bucket/model.pt2",
+        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, a .keras or .h5 file, a .mar archive, or "
+        "a folder of sentence-transformers; or the address of one, such as s3://bucket/model.pt2",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the model (default: that of PATH)")
     parser.add_argument(

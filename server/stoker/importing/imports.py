@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT, kind_of_torch_file
 from stoker.errors import LoadFailed, RepositoryError
+from stoker.importing.sentence_transformers import MODULES, pooled_model
 from stoker.models.frameworks import Detected, detect
 from stoker.models.registered import Registered, copy_files, source_files
 from stoker.models.repository import Repository
@@ -212,7 +213,8 @@ def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayNam
 def model_file(order: ImportOrder, staging: Path, leases: ExitStack) -> Path:
     """Return what to import of a path.
 
-    What Keras has saved becomes a SavedModel, an archive of TorchServe the model in it; other files are as they are.
+    What Keras has saved becomes a SavedModel, an archive of TorchServe the model in it, a folder of
+    sentence-transformers a model with its pooling; other files are as they are.
 
     Args:
         staging: A folder for what is made of it.
@@ -220,6 +222,8 @@ def model_file(order: ImportOrder, staging: Path, leases: ExitStack) -> Path:
     """
     if not order.path.exists():
         raise RepositoryError(f"{order.path} does not exist")
+    if (order.path / MODULES).is_file():
+        return pooled_model(order.path, staging / "pooled")
     if order.path.suffix.lower() == _ARCHIVE:
         return _archived_model(order.path, staging, leases)
     if order.path.suffix.lower() not in _KERAS:

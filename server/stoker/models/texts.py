@@ -29,6 +29,8 @@ _LIMITS: Final = {
     "sentence_bert_config.json": "max_seq_length",
 }
 """The files that limit the tokens of a text, and their keys."""
+FILES: Final = (TOKENIZER, *_LIMITS)
+"""The files that are read beside a model."""
 _OFFSET_POSITIONS: Final = frozenset(
     {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 )
@@ -51,7 +53,9 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
                 f"{name}: text is for models of {', '.join(_FRAMEWORKS)} without the settings sequence and pad"
             )
         return None
-    folders = (path if path.is_dir() else path.parent, path.parent, model_dir)
+    # Exporters write the model into a folder beside the tokenizer.
+    exported = (path.parent.parent,) if path.parent.name == "onnx" else ()
+    folders = (path if path.is_dir() else path.parent, path.parent, model_dir, *exported)
     folder = next((folder for folder in folders if (folder / TOKENIZER).is_file()), None)
     if folder is None:
         if settings is not None:
@@ -85,8 +89,17 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
         given.max_tokens or int(most),
         given.longer,
         pad_id,
-        is_required=settings is not None,
+        settings is not None,
+        _labels(config.get("id2label")),
     )
+
+
+def _labels(by_number: Any) -> tuple[str, ...]:
+    """Return the classes of a configuration; empty if they are not texts, numbered from 0."""
+    if not isinstance(by_number, dict):
+        return ()
+    labels = [by_number.get(str(number)) for number in range(len(by_number))]
+    return tuple(map(str, labels)) if all(isinstance(label, str) for label in labels) else ()
 
 
 def _read(file: Path) -> Mapping[str, Any]:

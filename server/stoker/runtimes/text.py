@@ -49,7 +49,7 @@ def text_runtime(
     read: Callable[[], GraphAnalysis] | None,
     computed_in: str | None,
 ) -> TextRuntime | None:
-    """Make the runtime of a model that takes texts; None if it takes none, and does not have to.
+    """Make the runtime of a model with a tokenizer; None if it takes no texts, and does not have to.
 
     Args:
         read: Reads its graph; None if there is nothing to read.
@@ -59,8 +59,7 @@ def text_runtime(
         LoadFailed: Its tokenizer cannot be used, or it takes no texts where its settings say that it does.
     """
     text = deployment.text
-    if text is None:
-        return None
+    assert text is not None, "its tokenizer was found"
     try:
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
@@ -68,7 +67,7 @@ def text_runtime(
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
-        outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs)
+        outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
     except LoadFailed as error:
         if text.is_required:
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
@@ -166,7 +165,7 @@ class TextRuntime:
 
 
 def _outputs_of_rows(
-    run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo]
+    run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo], labels: tuple[str, ...]
 ) -> tuple[TensorSpec, ...]:
     """Return the outputs that have one size for texts of any length, found by running two rows at two lengths."""
     size = int(rows[:2, 0].max())
@@ -178,7 +177,9 @@ def _outputs_of_rows(
             raise LoadFailed(f"it fails on texts of {tokens} tokens: {error}") from error
         shapes.append({name: (array.dtype.name, array.shape) for name, array in results.items()})
     found = tuple(
-        TensorSpec(info.name, dtype, shape[1:], labels=info.labels)
+        TensorSpec(
+            info.name, dtype, shape[1:], labels=info.labels or (labels if shape[1:] == (len(labels),) else ())
+        )
         for info in outputs
         for dtype, shape in [shapes[0][info.name]]
         if all(other[info.name] == (dtype, shape) for other in shapes)

@@ -37,6 +37,7 @@ class TextInput:
         max_tokens: The most tokens of a text, with those that the tokenizer adds.
         pad_id: The token that fills up shorter texts in a batch; None for that of the tokenizer.
         is_required: Whether the operator has set it: then a model that cannot take texts is not served.
+        labels: The classes of a classifier, in the order of its scores; empty if it has none.
     """
 
     tokenizer: Path
@@ -44,6 +45,7 @@ class TextInput:
     longer: Longer = "cut"
     pad_id: int | None = None
     is_required: bool = False
+    labels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         longer = "cut" if self.longer == "cut" else "refused"

@@ -47,7 +47,7 @@ def token_spec(text: TextInput) -> TensorSpec:
 
 def text_tensors(outputs: Sequence[TensorInfo]) -> ModelTensors:
     """Return the tensors of a model that takes texts, as callers see them: strings, or pairs of strings."""
-    text = TensorInfo(TEXT, "string", (), any_rank=True, example='"How far is it?"')
+    text = TensorInfo(TEXT, "string", (-1,), any_rank=True, example='"How far is it?"')
     return ModelTensors((text,), tuple(outputs), batched=True)
 
 

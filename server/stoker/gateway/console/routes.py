@@ -154,6 +154,7 @@ def _service(service: Service) -> dict[str, Any]:
         "platform": platform(facts.framework),
         "description": facts.description,
         "images": service.images is not None,
+        "texts": signature is not None and signature.callers is not None,
         "sequences": signature is not None and signature.sequences,
         "takes": None,
         "inputs": [],

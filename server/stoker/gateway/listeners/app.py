@@ -37,6 +37,7 @@ from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.azure import ScoringEndpoint
 from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes
+from stoker.gateway.protocols.text_apis import text_routes
 from stoker.gateway.protocols.tfs import tfs_routes
 from stoker.gateway.protocols.torchserve import describe_api, torchserve_routes
 from stoker.gateway.protocols.torchserve_management import management_routes
@@ -64,6 +65,7 @@ def create_app(gateway: Gateway, further: Sequence[Route] = ()) -> ASGIApp:
         Route("/metrics", _with_ids(_metrics)),
         Route("/-/reload", _with_ids(_reload), methods=["POST"]),
         *oip_routes(gateway),
+        *text_routes(gateway),
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
         *torchserve_routes(gateway),

@@ -23,7 +23,7 @@ function values(input) {
 
 /** How a version is asked: by its tensors, or by a body of its own form. */
 export function formOf(version) {
-  return version.inputs.length && version.takes !== "body" ? "infer" : "score";
+  return version.inputs.length && version.takes !== "body" && !version.texts ? "infer" : "score";
 }
 
 /** The input that a drawn digit of 28 × 28 fits into; null if none does. */
@@ -40,6 +40,7 @@ export function digitInput(version) {
 
 /** The body of a request with one row, and with these numbers in it where they are given. */
 export function bodyOf(version, pixels = null) {
+  if (version.texts) return { data: ["How far is it?"] };
   if (formOf(version) === "infer") {
     return {
       inputs: version.inputs.map((input) => ({
@@ -81,6 +82,8 @@ export function scoresOf(answer, version) {
   const output = answer?.outputs?.[0];
   const labels = version.outputs[0]?.labels ?? [];
   const numbers = output ? output.data : firstRow(answer);
+  // The numbers of an embedding are no classes.
+  if (version.texts && !labels.length) return null;
   if (!Array.isArray(numbers) || !numbers.every((value) => typeof value === "number")) return null;
   if (numbers.length === 1 && Number.isInteger(numbers[0]) && numbers[0] >= 0 && numbers[0] < 10) {
     return { note: "the model answers the class alone", label: labels[numbers[0]] ?? `${numbers[0]}`, classes: [] };

@@ -97,6 +97,8 @@ function Form({ model, version, keyless }) {
       <form onSubmit=${submit}>
         ${version.images && html`<p><label for="image">An image (JPEG, PNG or WebP)</label>
           <input id="image" type="file" accept="image/jpeg,image/png,image/webp" onChange=${(event) => setImage(event.target.files[0] ?? null)} /></p>`}
+        ${version.texts && html`<label for="texts">Texts, one on each line</label>
+          <textarea id="texts" defaultValue="How far is it?" onInput=${(event) => setText(JSON.stringify({ data: event.target.value.split("\n") }))}></textarea>`}
         ${!image && html`<label for="body">Body, as JSON</label>
           <textarea id="body" spellcheck="false" value=${text} onInput=${(event) => setText(event.target.value)}></textarea>`}
         ${sequence && html`<${Sequence} sequence=${sequence} onChange=${setSequence} />`}

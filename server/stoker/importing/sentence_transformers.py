@@ -1,0 +1,187 @@
+"""Folders of sentence-transformers: one ONNX graph of the encoder, its pooling and its normalisation.
+
+`modules.json` lists the steps of a model: the encoder, whose ONNX file is in the folder too, how the vectors of the
+tokens become one, and whether that is scaled to length 1.
+
+Nodes are chosen whose form is the same in all versions of ONNX.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import RepositoryError
+from stoker.models.frameworks import detect
+from stoker.models.texts import FILES
+from stoker.settings.files import read_json, settings_text
+from stoker.system.extras import how_to_install, is_installed
+
+MODULES: Final = "modules.json"
+_MODES: Final = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""The ways of pooling, in the order in which their vectors are joined."""
+_FLOAT, _BOOL = 1, 9
+"""The numbers of these types in ONNX."""
+_AXES: Final = 3
+_AXES_ARE_INPUTS: Final = 18
+_MOST_ONNX_BYTES: Final = 1 << 30
+
+
+def pooled_model(folder: Path, target: Path) -> Path:
+    """Write the model of a folder of sentence-transformers, with its tokenizer, as a folder to serve.
+
+    Raises:
+        RepositoryError: The folder has no ONNX file, or a step that is not known.
+    """
+    if not is_installed("onnx"):
+        missing = f"pooling is added by onnx, which is not installed; {how_to_install('import')}"
+        raise RepositoryError(missing)
+    import onnx
+
+    encoder = detect(folder, "onnx").path
+    modes, normalizes = _read_modules(folder)
+    model = onnx.load(encoder)
+    _Graph(model).pool(modes, normalizes=normalizes)
+    onnx.checker.check_model(model)
+    target.mkdir()
+    beside = "model.onnx.data" if model.ByteSize() > _MOST_ONNX_BYTES else None
+    onnx.save(model, target / "model.onnx", save_as_external_data=beside is not None, location=beside)
+    for name in FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)
+    return target
+
+
+def _read_modules(folder: Path) -> tuple[Sequence[str], bool]:
+    """Return the ways of pooling, and whether the result is scaled to length 1."""
+    steps = _read_list(folder / MODULES)
+    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise RepositoryError(
+            f"{folder / MODULES} has the steps {', '.join(kinds)}; known are Transformer, Pooling, and perhaps "
+            "Normalize"
+        )
+    config = read_json(folder / Path(str(steps[1].get("path", ""))).name / "config.json")
+    given = config.get("pooling_mode") or [
+        mode
+        for mode in _MODES
+        if any(config.get(f"pooling_mode_{mode}{end}") for end in ("", "_token", "_tokens"))
+    ]
+    modes = [given] if isinstance(given, str) else list(given) or ["mean"]
+    if unknown := [mode for mode in modes if mode not in _MODES]:
+        raise RepositoryError(f"{folder} pools by {unknown[0]}; known are {', '.join(_MODES)}")
+    sentence = folder / "sentence_bert_config.json"
+    if sentence.is_file() and read_json(sentence).get("do_lower_case"):
+        raise RepositoryError(f"{sentence} has do_lower_case; let the tokenizer do that, and set it to false")
+    return modes, "Normalize" in kinds
+
+
+def _read_list(file: Path) -> list[Mapping[str, Any]]:
+    try:
+        content = json.loads(settings_text(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RepositoryError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, list) or not all(isinstance(step, dict) for step in content):
+        raise RepositoryError(f"{file} must list the steps of the model")
+    return content
+
+
+class _Graph:
+    """A graph to which nodes are added."""
+
+    def __init__(self, model: Any) -> None:
+        self._graph = model.graph
+        self._opset = next(one.version for one in model.opset_import if one.domain in ("", "ai.onnx"))
+        self._count = 0
+
+    def pool(self, modes: Sequence[str], *, normalizes: bool) -> None:
+        """Replace the outputs by one: the pooled vector of each text, joined of several ways if there are."""
+        from onnx import helper
+
+        names = [one.name for one in self._graph.input]
+        outputs = {one.name: one for one in self._graph.output}
+        hidden = outputs.get("last_hidden_state") or outputs.get("token_embeddings") or self._graph.output[0]
+        axes = hidden.type.tensor_type.shape.dim
+        if "attention_mask" not in names or len(axes) != _AXES:
+            raise RepositoryError(
+                f"the encoder takes {', '.join(names)}, and gives {', '.join(outputs)}; pooling needs an "
+                "attention_mask, and a vector for each token"
+            )
+        self._tokens = self._add("Cast", hidden.name, to=_FLOAT)
+        self._mask = self._add("Cast", "attention_mask", to=_FLOAT)
+        vectors = [self._pooled(mode) for mode in modes]
+        pooled = vectors[0] if len(vectors) == 1 else self._add("Concat", *vectors, axis=-1)
+        if normalizes:
+            square = self._product(self._across(pooled), self._along(pooled))
+            pooled = self._add(
+                "Div", pooled, self._add("Max", self._add("Sqrt", square), self._number(1e-12))
+            )
+        self._add("Identity", pooled, output="sentence_embedding")
+        rows, size = axes[0], axes[2]
+        shape = [rows.dim_param or "rows", len(modes) * size.dim_value or None]
+        del self._graph.output[:]
+        self._graph.output.append(helper.make_tensor_value_info("sentence_embedding", _FLOAT, shape))
+
+    def _pooled(self, mode: str) -> str:
+        if mode == "cls":
+            return self._add("Gather", self._tokens, self._whole(0), axis=1)
+        if mode == "max":
+            return self._greatest()
+        weights = self._mask
+        if mode in ("weightedmean", "lasttoken"):
+            places = self._add("CumSum", self._mask, self._whole(1))
+            if mode == "lasttoken":
+                count = self._product(self._across(self._mask), self._along(self._mask))
+                places = self._add("Cast", self._add("Equal", places, count), to=_FLOAT)
+            weights = self._add("Mul", self._mask, places)
+        total = self._product(self._across(weights), self._tokens)
+        divisor = self._product(self._across(weights), self._along(self._mask))
+        divisor = self._add("Max", divisor, self._number(1e-9))
+        if mode == "mean_sqrt_len_tokens":
+            divisor = self._add("Sqrt", divisor)
+        return self._add("Div", total, divisor)
+
+    def _greatest(self) -> str:
+        """The greatest number of all tokens, `[rows, size]`."""
+        seen = self._add("Cast", self._along(self._mask), to=_BOOL)
+        given = self._add("Where", seen, self._tokens, self._number(-np.inf))
+        if self._opset >= _AXES_ARE_INPUTS:
+            return self._add("ReduceMax", given, self._whole([1]), keepdims=0)
+        return self._add("ReduceMax", given, axes=[1], keepdims=0)
+
+    def _product(self, one: str, other: str) -> str:
+        """The product of `[rows, 1, n]` and `[rows, n, m]` as `[rows, m]`."""
+        return self._add("Gather", self._add("MatMul", one, other), self._whole(0), axis=1)
+
+    def _across(self, name: str) -> str:
+        return self._add("Reshape", name, self._whole([0, 1, -1]))
+
+    def _along(self, name: str) -> str:
+        return self._add("Reshape", name, self._whole([0, -1, 1]))
+
+    def _whole(self, value: Any) -> str:
+        return self._constant(np.array(value, np.int64))
+
+    def _number(self, value: float) -> str:
+        return self._constant(np.array(value, np.float32))
+
+    def _constant(self, array: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        self._count += 1
+        name = f"stoker_pooling_{self._count}"
+        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def _add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        from onnx import helper
+
+        self._count += 1
+        output = output or f"stoker_pooling_{self._count}"
+        self._graph.node.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
