@@ -11,7 +11,7 @@ KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
 SBOM_NEEDS := deploy/image/sbom-requirements.txt
 MLFLOW := $(VENV)/mlflow
 CONSOLE_SOURCES := server/console
-CONSOLE := server/stoker/gateway/console/page/libraries/preact.js
+CONSOLE := server/stoker/gateway/api_docs/page/libraries/swagger-ui-bundle.js
 TORCH := $(VENV)/torch
 TORCH_NEEDS := tests/torch/requirements.txt
 STORES := $(VENV)/stores
@@ -19,6 +19,8 @@ STORES_NEEDS := tests/stores/requirements.txt
 SPARK := $(VENV)/spark
 SPARK_NEEDS := tests/spark/requirements.txt
 AZURITE := $(STORES)/azurite/node_modules/azurite/dist/src/blob/main.js
+OPENAPI := $(VENV)/openapi
+OPENAPI_NEEDS := tests/openapi/requirements.txt
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
 MODEL_ANALYZER := $(VENV)/model-analyzer
@@ -31,7 +33,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install ci-all console image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
+.PHONY: help install ci-all console image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-openapi test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -54,7 +56,7 @@ $(NATIVE): native/pyproject.toml native/setup.py native/stoker_native/rows.cpp |
 	touch $@
 
 # Where there is no npm, or it fetches nothing, a line says so: all but the console works.
-console: $(CONSOLE)  ## the libraries of the console's page, from npm by the lock file
+console: $(CONSOLE)  ## the libraries of the pages for browsers, from npm by the lock file
 
 $(CONSOLE): $(CONSOLE_SOURCES)/package-lock.json $(CONSOLE_SOURCES)/build.py | $(STAMP)
 	$(BIN)/python $(CONSOLE_SOURCES)/build.py
@@ -151,6 +153,14 @@ test-tutorials: install  ## the tutorials: every command that they show, and wha
 test-monitoring: install  ## dashboards and alerts by a real Prometheus, which needs Debian's prometheus; traces by a receiver of OTLP
 	$(BIN)/python -m pytest -rs tests/monitoring
 
+$(OPENAPI)/.installed: $(OPENAPI_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(OPENAPI)
+	VIRTUAL_ENV=$(OPENAPI) $(BIN)/uv pip install --no-config --quiet -r $(OPENAPI_NEEDS)
+	touch $@
+
+test-openapi: install $(OPENAPI)/.installed  ## what /openapi.json says, by schemathesis against a server
+	$(BIN)/python -m pytest -rs tests/openapi
+
 # Beside what is in .venv, whose packages it sees: `addsitedir` reads the files of editable installs too.
 $(TORCH)/.installed: $(TORCH_NEEDS) $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(TORCH)
@@ -219,7 +229,7 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers and runs on Ray clusters on this machine; CHILDREN=1000 runs a sweep of that many alone, and prints its speed
 	$(BIN)/python -m pytest tests/ray $(if $(CHILDREN),-s -k sweep)
 
-prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(STORES)/.installed $(SPARK)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
+prepare: install $(MLFLOW)/.installed $(OPENAPI)/.installed $(TORCH)/.installed $(STORES)/.installed $(SPARK)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
 	$(BIN)/python -m tests.cluster.tools
 
 coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes

@@ -84,6 +84,7 @@ SUITES = (
     Suite("test-console", ("server/console/", "tests/console/")),
     Suite("test-stores", (*RUNS, "tests/stores/")),
     Suite("test-monitoring", ("deploy/", "tests/monitoring/")),
+    Suite("test-openapi", ("runs/", "tests/contract/", "tests/openapi/")),
     Suite("test-triton", ("loadtests/", "tests/cuda_sharing/", "tests/triton/")),
 )
 

@@ -94,8 +94,10 @@ def _dtype_of(datatype: str) -> np.dtype[Any] | None:
     """Return the dtype of a datatype of numbers; None for others."""
     if datatype == _BFLOAT16:
         # Programs without such tensors are spared the import.
-        from ml_dtypes import bfloat16
-
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError as error:
+            raise ImportError("tensors of BF16 need ml_dtypes: pip install ml_dtypes") from error
         dtype: np.dtype[Any] = np.dtype(bfloat16)
         return dtype
     return _DTYPES.get(datatype)

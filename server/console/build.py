@@ -1,7 +1,7 @@
-"""Lays the libraries of the console's page beside its files: fetched by npm as package-lock.json says, and checked.
+"""Lays the libraries of the pages for browsers, `/console` and `/docs`, beside their files.
 
-npm compares what it fetches with the hashes of the lock file, and runs no scripts of packages. The libraries are ES
-modules, which are copied as they are; nothing is bundled.
+npm fetches them as package-lock.json says, compares them with its hashes, and runs no scripts of packages. They are
+copied as they are; nothing is bundled.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-LIBRARIES: Final = HERE.parent / "stoker" / "gateway" / "console" / "page" / "libraries"
+PAGES: Final = HERE.parent / "stoker" / "gateway"
 FILES: Final = {
     "preact/dist/preact.mjs": "preact.js",
     "preact/hooks/dist/hooks.mjs": "hooks.js",
@@ -26,8 +27,15 @@ FILES: Final = {
     "uplot/dist/uPlot.min.css": "uplot.css",
     "uplot/LICENSE": "uplot.LICENSE",
 }
+FILES_OF_DOCS: Final = {
+    "swagger-ui-dist/swagger-ui-bundle.js": "swagger-ui-bundle.js",
+    "swagger-ui-dist/swagger-ui-bundle.js.LICENSE.txt": "swagger-ui-bundle.LICENSES",
+    "swagger-ui-dist/swagger-ui.css": "swagger-ui.css",
+    "swagger-ui-dist/LICENSE": "swagger-ui.LICENSE",
+}
+SOURCE_MAPS: Final = (b"//# sourceMappingURL=", b"/*# sourceMappingURL=")
 # A browser knows no names of packages, and a page without inline scripts cannot tell it any.
-BARE, RELATIVE = 'from"preact"', 'from"./preact.js"'
+BARE, RELATIVE = b'from"preact"', b'from"./preact.js"'
 
 
 def npm_command() -> list[str] | None:
@@ -45,22 +53,23 @@ def fetch(npm: list[str], folder: Path, *options: str) -> Path:
     return folder / "node_modules"
 
 
-def lay(packages: Path, target: Path) -> None:
-    """Copy what the page loads; what was there before goes."""
+def lay(packages: Path, files: Mapping[str, str], target: Path) -> None:
+    """Copy what a page loads; what was there before goes."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for source, name in FILES.items():
-        text = (packages / source).read_text(encoding="utf-8")
+    for source, name in files.items():
+        # As bytes: texts of a library may hold any characters that end lines.
+        content = (packages / source).read_bytes()
         if name == "hooks.js":
-            if text.count(BARE) != 1:
+            if content.count(BARE) != 1:
                 raise SystemExit(f"{source} does not import preact as it did; look at {__file__}")
-            text = text.replace(BARE, RELATIVE)
-        lines = [line for line in text.splitlines() if not line.startswith("//# sourceMappingURL=")]
-        (target / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            content = content.replace(BARE, RELATIVE)
+        lines = [line for line in content.rstrip(b"\n").split(b"\n") if not line.startswith(SOURCE_MAPS)]
+        (target / name).write_bytes(b"\n".join(lines) + b"\n")
 
 
 def main() -> None:
-    """Build; without npm, or where it fetches nothing, say so and go on: the server works without its console."""
+    """Build; without npm, or where it fetches nothing, say so and go on: the server works without its pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--require", action="store_true", help="fail where it cannot be built")
     parser.add_argument(
@@ -77,11 +86,13 @@ def main() -> None:
     if npm is not None:
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                lay(fetch(npm, Path(scratch), "--omit=dev"), LIBRARIES)
+                packages = fetch(npm, Path(scratch), "--omit=dev")
+                lay(packages, FILES, PAGES / "console" / "page" / "libraries")
+                lay(packages, FILES_OF_DOCS, PAGES / "api_docs" / "page" / "libraries")
                 return
             except (OSError, subprocess.CalledProcessError) as error:
                 trouble = str(error)
-    sys.stderr.write(f"The console was not built, the server works without it: {trouble}\n")
+    sys.stderr.write(f"The pages for browsers were not built, the server works without them: {trouble}\n")
     sys.exit(1 if required else 0)
 
 

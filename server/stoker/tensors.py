@@ -14,9 +14,11 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
+from stoker.errors import LoadFailed
 from stoker.row_isolation import RowIsolation
 from stoker.script_form import ScriptForm
 from stoker.sequence_steps import ID_BYTES, SEQUENCE_WORDS, TEXT_IDS, Control
+from stoker.system.extras import how_to_install
 
 DEFAULT_SIGNATURE: Final = "serving_default"
 """TensorFlow's name of the signature that is used if a request names none."""
@@ -51,9 +53,18 @@ def number_kind(dtype: np.dtype[Any]) -> str:
 
 
 def import_dtype(name: str) -> None:
-    """Let numpy know a dtype by its name: `bfloat16` is not its own. Every tensor does this for its dtype."""
+    """Let numpy know a dtype by its name: `bfloat16` is not its own. Every tensor does this for its dtype.
+
+    Raises:
+        LoadFailed: The package that has `bfloat16` is not installed.
+    """
     if name == "bfloat16":
-        import ml_dtypes  # noqa: F401  # processes without such tensors are spared the import
+        try:
+            import ml_dtypes  # noqa: F401  # processes without such tensors are spared the import
+        except ImportError as error:
+            raise LoadFailed(
+                f"bfloat16 needs ml_dtypes, which is not installed; {how_to_install('bfloat16')}"
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class InProcessServer:
         cors: Sequence[str] = (),
         naming: Naming | None = None,
         tells_version: bool = True,
+        docs: bool = True,
         endpoint: Endpoint | None = None,
         non_finite: NonFinite = WORDS,
         target_ms: float | None = None,
@@ -118,6 +119,7 @@ class InProcessServer:
             cors: Origins that may read answers.
             naming: What descriptions call the services.
             tells_version: Whether answers name the version.
+            docs: Whether the API is described.
             endpoint: The endpoint whose deployments the models are.
             non_finite: What becomes of NaN and infinities in the JSON of answers.
             target_ms: By what the boards of its arenas say requests are refused that would take longer; the devices
@@ -151,6 +153,7 @@ class InProcessServer:
                 cors=Cors(tuple(cors)) if cors else None,
                 naming=naming or Naming(),
                 tells_version=tells_version,
+                docs=docs,
             ),
         )
         for service in services.values():

@@ -15,7 +15,6 @@ from tests.puppets import PuppetRuntime
 from stoker.control.frontend_messages import AskKeys, Refusal
 from stoker.gateway.administration import AdminAccess
 from stoker.gateway.console import routes
-from stoker.gateway.console.routes import ConsoleFiles
 from stoker.gpu.facts import GpuReading
 from stoker.metrics.history import Past
 from stoker.metrics.layout import SUPERVISOR_PAGE
@@ -166,8 +165,10 @@ def test_a_console_that_is_switched_off_is_not_there() -> None:
         assert {server.ask("GET", path).status for path in ("/console", "/console/", *FIGURES)} == {404}
 
 
-def test_a_page_without_its_libraries_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_its_libraries_says_how_to_build_it(
+    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without its libraries it would be blank."""
     monkeypatch.setattr(routes, "is_console_built", lambda: False)
-    page = ConsoleFiles().page()
-    assert (page.status_code, b"make console" in bytes(page.body)) == (503, True)
+    page = server.ask("GET", "/console/")
+    assert (page.status, b"make console" in page.body) == (503, True)

@@ -200,13 +200,14 @@ def test_a_wheel_has_its_packages_and_nothing_else(name: str, wheel: Callable[[s
     assert not {path for path in paths if "tests" in path.parts or path.name.startswith("test_")}
 
 
-def test_the_wheel_of_the_server_has_the_console(wheel: Callable[[str], Path]) -> None:
-    """Its page, and of its libraries all that were fetched here, which no repository has."""
-    page = ROOT / "server" / "stoker" / "gateway" / "console" / "page"
+@pytest.mark.parametrize("name", ["console", "api_docs"])
+def test_wheel_of_the_server_has_the_pages_for_browsers(wheel: Callable[[str], Path], name: str) -> None:
+    """Of their libraries all that were fetched here, which no repository has."""
+    page = ROOT / "server" / "stoker" / "gateway" / name / "page"
     with ZipFile(wheel("stoker")) as archive:
         names = set(archive.namelist())
     there = {path.relative_to(ROOT / "server").as_posix() for path in page.rglob("*") if path.is_file()}
-    assert "stoker/gateway/console/page/index.html" in names
+    assert f"stoker/gateway/{name}/page/index.html" in names
     assert there <= names
 
 

@@ -380,6 +380,7 @@ class StartFrontend:
     metrics_need_key: bool
     metadata_need_key: bool
     console: bool
+    docs: bool
     cors_origins: tuple[str, ...]
     tells_version: bool
     title: str | None

@@ -49,6 +49,7 @@ def create_gateway(
             tells_version=start.tells_version,
             trusts_proxy=server.trusts_proxy,
             hosts=None if server.hosts is None else AllowedHosts(server.hosts),
+            docs=start.docs,
             management_port=server.management_port,
         ),
         past=Past(metrics_fd) if start.console else None,

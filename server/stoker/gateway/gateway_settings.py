@@ -18,6 +18,7 @@ class GatewaySettings:
         tells_version: Whether answers name the server's version.
         trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
         hosts: The hosts that requests over HTTP may be for; None for any.
+        docs: Whether `/docs` and `/openapi.json` are served.
         management_port: The port with TorchServe's management API; 0 for none.
     """
 
@@ -29,4 +30,5 @@ class GatewaySettings:
     tells_version: bool = True
     trusts_proxy: bool = False
     hosts: AllowedHosts | None = None
+    docs: bool = True
     management_port: int = 0

@@ -143,6 +143,9 @@ class ServerSettings:
         "BOOL",
     )
     console: bool = setting(True, read_switch, "serve the console at /console (default: yes)", "BOOL")
+    docs: bool = setting(
+        True, read_switch, "describe the API at /docs and /openapi.json (default: yes)", "BOOL"
+    )
     max_body_mb: float = setting(
         100.0, number_of(float, 0.001, 1024), "maximum request body in MiB; the memory limits the sum of all"
     )

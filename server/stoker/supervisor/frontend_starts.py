@@ -76,6 +76,7 @@ class FrontendStarts:
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
             console=settings.console,
+            docs=settings.docs,
             cors_origins=settings.cors_origins,
             tells_version=settings.tells_version,
             title=settings.service_name if self._is_named_alone else None,

@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
 from stoker.models.available_models import left_out
+from stoker.samples.example_bodies import make_body
 from stoker.settings.files import read_sample_file
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
@@ -87,6 +88,8 @@ def summary(
         lines.append(f"  console  {address.base}/console{f'#token={token}' if token else ''}")
         if token:
             lines.append(f"           This link signs in once, within {LASTS_S // 60} minutes.")
+    if settings.docs and is_console_built():
+        lines.append(f"  docs     {address.base}/docs")
     lines.append(
         f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {address.base}/metrics; stop with Ctrl-C"
     )
@@ -355,7 +358,7 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
 
 def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path | None:
     """A file with a generated body; None if none can be generated, or nothing can be written."""
-    body = _made_up(signature)
+    body = make_body(signature)
     if not body:
         return None
     try:
@@ -383,29 +386,3 @@ def _is_scoring_body(sample: Path, deployment: Deployment, signature: Signature)
     except (OSError, RequestError):
         return False
     return isinstance(document, dict) and "data" in document
-
-
-def _made_up(signature: Signature) -> Any:
-    """A generated body for a model without a sample; empty if none can be generated."""
-    if signature.script is not None:
-        return (signature.script.input_schema or {}).get("example")
-    tensors = signature.model_tensors
-    if tensors is None or any(-1 in info.shape[1:] for info in tensors.inputs):
-        return None
-    data: Any = {
-        info.name: [json.loads(info.example)]
-        if info.example
-        else _zeros([max(size, 1) for size in info.shape], info.dtype)
-        for info in tensors.inputs
-    }
-    if len(data) == 1:
-        (data,) = data.values()
-    elif tensors.table:
-        data = [{name: value for name, (value,) in data.items()}]
-    return {"data": data}
-
-
-def _zeros(shape: Sequence[int], dtype: str) -> Any:
-    if not shape:
-        return {"bool": False, "string": ""}.get(dtype, 0)
-    return [_zeros(shape[1:], dtype) for _ in range(shape[0])]

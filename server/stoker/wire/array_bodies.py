@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import InvalidInput, MalformedBody, quoted
+from stoker.errors import InvalidInput, LoadFailed, MalformedBody, NotSupported, quoted
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo, import_dtype, number_kind
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
@@ -46,7 +46,10 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
         raise MalformedBody(
             f"{quoted(shape)} is no shape; expected sizes separated by commas, such as 2,784."
         )
-    import_dtype(dtype or "")
+    try:
+        import_dtype(dtype or "")
+    except LoadFailed as error:
+        raise NotSupported(f"This server does not read {dtype}: it lacks the package ml_dtypes.") from error
     kind = np.dtype(dtype or info.dtype).newbyteorder("<")
     sizes = (
         _shape_of(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))

@@ -94,6 +94,7 @@ class Supervisor:
                 metrics_need_key=False,
                 metadata_need_key=False,
                 console=True,
+                docs=True,
                 cors_origins=(),
                 tells_version=False,
                 title=None,

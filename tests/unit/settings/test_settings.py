@@ -107,7 +107,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     given = {
         "host": "::1", "port": 1, "frontends": 2, "device": "cuda:1", "replicas": 3,
         "auth": False, "token_auth": True, "metrics_auth": True, "open_metadata": True, "collect": True,
-            "console": False, "log_format": "json", "access_log_sample": 0.5,
+            "console": False, "docs": False, "log_format": "json", "access_log_sample": 0.5,
         "otlp_endpoint": "http://127.0.0.1:4318", "trace_ratio": 0.25,
         "max_image_mpx": 2.5, "allow_pickle": True,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,

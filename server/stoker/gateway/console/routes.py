@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import orjson
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import NotFound, RequestError
+from stoker.errors import RequestError
 from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
 from stoker.gateway.http.encodings import compress_body
+from stoker.gateway.http.page_files import PageFiles
 from stoker.gateway.http.requests import authorization_of, requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
@@ -25,7 +25,7 @@ from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
-from stoker.system.extras import CONSOLE_MISSING, is_console_built
+from stoker.system.extras import is_console_built
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -40,55 +40,7 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Endpoint
     from stoker.tensors import TensorInfo
 
-_ROOT: Final = Path(__file__).parent / "page"
-_TYPES: Final = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-_HEADERS: Final = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
-
-
-class ConsoleFiles:
-    """The files, listed when a frontend starts: others are not served."""
-
-    def __init__(self) -> None:
-        self._files = {
-            path.relative_to(_ROOT).as_posix(): path
-            for path in sorted(_ROOT.rglob("*"))
-            if path.suffix in _TYPES and path.is_file()
-        }
-
-    def page(self) -> Response:
-        """Return the page, or how to build it."""
-        if not is_console_built():
-            return PlainTextResponse(f"The console is {CONSOLE_MISSING}\n", 503, headers=_HEADERS)
-        return self._response("index.html")
-
-    def file(self, name: str) -> Response:
-        """One file of the page."""
-        if name not in self._files:
-            raise NotFound("The console has no such file.")
-        return self._response(name)
-
-    def _response(self, name: str) -> Response:
-        path = self._files[name]
-        content = path.read_bytes()
-        # Not cached: another version of the server may have other files.
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        headers = {**_HEADERS, "cache-control": "no-cache", "etag": f'"{digest}"'}
-        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+_PAGE: Final = Path(__file__).parent / "page"
 
 
 def is_browser(accept: str) -> bool:
@@ -206,10 +158,10 @@ def console_routes(gateway: Gateway) -> list[Route]:
     """Return the routes below `/console`; none where the console is switched off."""
     if gateway.past is None:
         return []
-    files, figures = ConsoleFiles(), _Figures(gateway, gateway.past)
+    files, figures = PageFiles(_PAGE), _Figures(gateway, gateway.past)
 
     async def page(_: Request) -> Response:
-        return files.page()
+        return files.page(is_built=is_console_built())
 
     async def to_page(_: Request) -> Response:
         # Relative, so that it works behind the path of a proxy.

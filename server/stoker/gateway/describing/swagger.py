@@ -172,10 +172,15 @@ def _paths(
 
 
 def _schemas(service: Service) -> dict[str, Any]:
-    return {"ServiceInput": _input(service), "ServiceOutput": _output(service), "ErrorResponse": _ERROR}
+    return {
+        "ServiceInput": input_schema(service),
+        "ServiceOutput": output_schema(service),
+        "ErrorResponse": _ERROR,
+    }
 
 
-def _input(service: Service) -> dict[str, Any]:
+def input_schema(service: Service) -> dict[str, Any]:
+    """Return the schema of the body that scores a service."""
     if service.script is not None:
         return service.script.input_schema or _ANYTHING
     signature = service.signature
@@ -210,7 +215,8 @@ def _table(signature: Signature) -> dict[str, Any]:
     }
 
 
-def _output(service: Service) -> dict[str, Any]:
+def output_schema(service: Service) -> dict[str, Any]:
+    """Return the schema of the answer of a service."""
     if service.script is not None:
         return service.script.output_schema or _ANYTHING
     signature = service.signature

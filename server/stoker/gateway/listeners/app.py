@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, unexpected_error
+from stoker.gateway.api_docs.routes import docs_routes
 from stoker.gateway.console.routes import console_routes, is_browser, lead_to_console
 from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
@@ -72,6 +73,7 @@ def create_app(gateway: Gateway, further: Sequence[Route] = ()) -> ASGIApp:
         *management_routes(gateway),
         *further,
         *console_routes(gateway),
+        *docs_routes(gateway),
     ]
     app = Starlette(
         routes=routes,

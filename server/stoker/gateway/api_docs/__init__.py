@@ -1,0 +1,1 @@
+"""A page on which people look up how the models are scored, and try it."""

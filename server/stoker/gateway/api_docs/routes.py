@@ -1,0 +1,85 @@
+"""`/openapi.json`, the description of the server's API, and `/docs`, the page that shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from stoker.gateway.describing.openapi import describe_server
+from stoker.gateway.http.page_files import PageFiles
+from stoker.gateway.http.requests import requester_of
+from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.samples.example_bodies import make_body
+from stoker.settings.files import read_sample_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.scoring.service import Service
+
+_PAGE: Final = Path(__file__).parent / "page"
+_VIEWER: Final = _PAGE / "libraries" / "swagger-ui-bundle.js"
+_MOST_SAMPLE_BYTES: Final = 1 << 16
+
+
+def docs_routes(gateway: Gateway) -> list[Route]:
+    """Return the routes of the description and its page; none where they are switched off."""
+    if not gateway.settings.docs:
+        return []
+    files = PageFiles(_PAGE)
+
+    async def openapi(request: Request) -> Response:
+        caller = check_metadata_access(gateway, requester_of(request))
+        directory = gateway.directory
+        services = [service for name, service in directory.services.items() if caller.may_ask(name)]
+        examples = await run_in_thread(_find_examples, services)
+        leading = directory.only if directory.traffic is None else directory.traffic.endpoint.leading
+        return JSONResponse(describe_server(services, leading, examples, gateway.settings.naming))
+
+    async def page(_: Request) -> Response:
+        return files.page(is_built=_VIEWER.is_file())
+
+    async def to_page(_: Request) -> Response:
+        # Relative, so that it works behind the path of a proxy.
+        return RedirectResponse("docs/")
+
+    async def file(request: Request) -> Response:
+        return files.file(request.path_params["path"])
+
+    return [
+        Route("/openapi.json", openapi),
+        Route("/docs", to_page),
+        Route("/docs/", page),
+        Route("/docs/files/{path:path}", file),
+    ]
+
+
+def _find_examples(services: Sequence[Service]) -> dict[str, Any]:
+    """Return a body for each model that has a sample, or whose signature says what it takes."""
+    examples = {}
+    for service in services:
+        body = _sample_of(service)
+        if body is None and service.signature is not None:
+            body = make_body(service.signature)
+        if body is not None:
+            examples[service.name] = body
+    return examples
+
+
+def _sample_of(service: Service) -> Any:
+    deployment = service.facts.deployment
+    sample = None if deployment is None else deployment.sample_file
+    try:
+        if sample is None or sample.suffix != ".json" or sample.stat().st_size > _MOST_SAMPLE_BYTES:
+            return None
+        return json.loads(read_sample_file(sample))
+    except (OSError, ValueError):
+        return None

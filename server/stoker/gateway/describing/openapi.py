@@ -1,0 +1,203 @@
+"""The description of a server in OpenAPI 3.1: how each model is scored, with examples, and the keys that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker import __version__
+from stoker.gateway.describing.swagger import Naming, input_schema, output_schema
+from stoker.gateway.model_directory import service_path
+from stoker.gateway.scoring.service import Service
+from stoker.samples.example_bodies import make_rows
+from stoker.tensors import Signature, TensorInfo
+from stoker.wire.images import IMAGE_TYPES
+
+_ERRORS: Final = {
+    "401": "The key is missing or wrong.",
+    "422": "The body does not fit the inputs of the model.",
+    "503": "The model cannot answer now.",
+}
+_ERROR: Final = {
+    "type": "object",
+    "properties": {"message": {"type": "string"}, "code": {"type": "string"}, "error_id": {"type": "string"}},
+    "required": ["message", "code"],
+}
+_BEYOND: Final = {"float16": 65520.0, "float32": 3.4028235677973366e38, "bfloat16": 3.3895313892515355e38}
+"""The least number that each dtype does not hold: smaller ones are rounded to its largest number."""
+_KEY: Final = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "The primary or secondary key of the model's service, a named key, or a token.",
+}
+
+
+def describe_server(
+    services: Sequence[Service], leading: str | None, examples: Mapping[str, Any], naming: Naming
+) -> dict[str, Any]:
+    """Return the description of all models.
+
+    Args:
+        leading: The model that `/score` means; None if that path names no model.
+        examples: Bodies by the names of the models that accept them.
+    """
+    paths: dict[str, Any] = {}
+    for service in services:
+        names = ["/score"] if service.name == leading else []
+        for path in (*names, f"{service_path(service.name)}/score"):
+            paths[path] = {"post": _scoring(service, path, examples.get(service.name))}
+    for path, text in (
+        ("/v2/health/live", "The server runs."),
+        ("/v2/health/ready", "All models can score."),
+    ):
+        paths[path] = {"get": _health(path, text)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": naming.title or "Stoker",
+            "version": naming.version,
+            "description": f"The models of this server, Stoker {__version__}, which speaks further protocols too.",
+        },
+        "servers": [{"url": naming.path_prefix or "/"}],
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"Key": _KEY}},
+    }
+
+
+def _scoring(service: Service, path: str, example: Any) -> dict[str, Any]:
+    schema = _input(service)
+    body: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        body["example"] = example
+    content = {"application/json": body}
+    if service.images is not None:
+        content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
+    answer: dict[str, Any] = {"schema": _answer_schema(service)}
+    if (made := _answer_example(service)) is not None:
+        answer["example"] = made
+    operation: dict[str, Any] = {
+        "operationId": "score" if path == "/score" else f"score_{service.name}",
+        "summary": f"Score {service.name}",
+        "tags": [service.name],
+        "requestBody": {"required": bool(schema), "content": content},
+        "responses": {
+            "200": {"description": "The scores.", "content": {"application/json": answer}},
+            **{status: _error(text) for status, text in _ERRORS.items()},
+            "default": _error("The request was refused, or the model failed; the code says why."),
+        },
+    }
+    if service.facts.description:
+        operation["description"] = service.facts.description
+    if not service.access.open:
+        operation["security"] = [{"Key": []}]
+    return operation
+
+
+def _error(text: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _health(path: str, text: str) -> dict[str, Any]:
+    return {
+        "operationId": path.rpartition("/")[2],
+        "tags": ["health"],
+        "summary": text,
+        "responses": {"200": {"description": text}, "default": _error("That does not hold now.")},
+    }
+
+
+def _input(service: Service) -> dict[str, Any]:
+    """Return the schema of a body, which is empty where only the model knows what it takes."""
+    signature = service.signature
+    if service.script is not None:
+        return service.script.input_schema or {}
+    if signature is None:
+        return {}
+    if signature.takes == "tensors":
+        tensors = signature.tensors
+        if tensors is None or tensors.table or len(signature.signatures) > 1:
+            return input_schema(service)
+        data = _tensors(tensors.inputs, are_bounded=True)
+        return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    schema = input_schema(service)
+    if signature.takes != "rows":
+        return schema
+    return {**schema, "properties": {**schema["properties"], "data": _bounded_rows(schema, signature)}}
+
+
+def _bounded_rows(schema: dict[str, Any], signature: Signature) -> dict[str, Any]:
+    data = schema["properties"]["data"]
+    if len(signature.inputs) == 1:
+        return _bounded(data, signature.inputs[0].dtype)
+    properties = {spec.name: _bounded(data["properties"][spec.name], spec.dtype) for spec in signature.inputs}
+    return {**data, "properties": properties, "additionalProperties": False}
+
+
+def _bounded(schema: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Return the schema of nested lists with the bounds of their numbers, and at least one row."""
+    if "items" in schema:
+        return {**schema, "items": _bounded(schema["items"], dtype), "minItems": schema.get("minItems", 1)}
+    if schema["type"] == "integer":
+        return {**schema, "minimum": int(np.iinfo(dtype).min), "maximum": int(np.iinfo(dtype).max)}
+    if schema["type"] != "number" or dtype not in _BEYOND:
+        return schema
+    return {**schema, "exclusiveMinimum": -_BEYOND[dtype], "exclusiveMaximum": _BEYOND[dtype]}
+
+
+def _tensors(infos: Sequence[TensorInfo], *, are_bounded: bool = False) -> dict[str, Any]:
+    """Return the schema of one tensor, or of several by their names; bounded are those that the model takes."""
+    properties = {
+        info.name: _bounded(_tensor(info), info.dtype) if are_bounded else _tensor(info) for info in infos
+    }
+    if len(infos) == 1:
+        return properties[infos[0].name]
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    kinds = {"b": "boolean", "i": "integer", "u": "integer", "s": "string"}
+    schema: dict[str, Any] = {"type": kinds.get(info.dtype[0], "number"), "format": info.dtype}
+    for size in reversed(info.shape):
+        bounds = {"minItems": 1} if size < 0 else {"minItems": size, "maxItems": size}
+        schema = {"type": "array", "items": schema, **bounds}
+    return schema
+
+
+def _answer_schema(service: Service) -> dict[str, Any]:
+    """Return the schema of an answer, with null where that stands for numbers that JSON cannot hold."""
+    signature = service.signature
+    if service.script is not None:
+        return service.script.output_schema or {}
+    if signature is None or signature.takes == "body":
+        return {}
+    if signature.takes == "rows":
+        schema = {} if signature.outputs[0].variable else output_schema(service)
+    elif signature.tensors is None or signature.tensors.table or len(signature.signatures) > 1:
+        schema = {}
+    else:
+        schema = _tensors(signature.tensors.outputs)
+    return _nullable(schema) if service.facts.non_finite == "null" else schema
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    if "items" in schema:
+        return {**schema, "items": _nullable(schema["items"])}
+    if "properties" in schema:
+        return {**schema, "properties": {name: _nullable(one) for name, one in schema["properties"].items()}}
+    return {**schema, "type": ["number", "null"]} if schema.get("type") == "number" else schema
+
+
+def _answer_example(service: Service) -> Any:
+    signature = service.signature
+    if service.script is not None:
+        return (service.script.output_schema or {}).get("example")
+    if signature is None or signature.takes != "rows" or any(spec.variable for spec in signature.outputs):
+        return None
+    if any(spec.as_objects for spec in signature.outputs):
+        return None
+    if len(signature.outputs) == 1 and not signature.method:
+        return make_rows(signature.outputs[0])
+    return {spec.name: make_rows(spec) for spec in signature.outputs}
