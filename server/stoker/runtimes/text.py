@@ -18,8 +18,8 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.batch_monitor import BatchMonitor
-from stoker.isolation.difference import largest_difference
 from stoker.isolation.batching import decide_batching
+from stoker.isolation.difference import largest_difference
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import Feeds, Run
@@ -35,11 +35,11 @@ _BOUND: Final = 1e-3
 _REDUCED: Final = {"tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 """How much padding may change an answer, relative to the largest number of the output: kernels of other shapes round
 differently."""
-_TIMED_S: Final = 0.25
+_TIMED_S: Final = 0.3
 _TIMED_TOKENS: Final = 64
 _RUNS: Final = 3
 _GAIN: Final = 1.05
-_MOST_TOKENS: Final = 1 << 17
+_MOST_ROWS: Final = 1 << 11
 
 
 def text_runtime(
@@ -231,11 +231,12 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> Tok
             times.append(time.perf_counter_ns() - begun_ns)
         return max(1, min(times))
 
-    first_ns = time_ns(1, 8)
-    count, token_ns, until_s = 4, first_ns / 8, time.perf_counter() + _TIMED_S
-    while (taken_ns := time_ns(count, tokens) / (count * tokens)) < token_ns / _GAIN:
-        token_ns = taken_ns
-        if time.perf_counter() > until_s or count * tokens >= _MOST_TOKENS:
+    first_ns, until_s = time_ns(1, 8), time.perf_counter() + _TIMED_S
+    taken_ns = {}
+    for count in (1 << power for power in range(2, _MOST_ROWS.bit_length())):
+        taken_ns[count] = time_ns(count, tokens) / (count * tokens)
+        if time.perf_counter() > until_s:
             break
-        count *= 2
+    token_ns = min(taken_ns.values())
+    count = next(count for count, each_ns in taken_ns.items() if each_ns <= _GAIN * token_ns)
     return TokenCosts(max(0.0, first_ns - 8 * token_ns), token_ns, count * tokens, longest)

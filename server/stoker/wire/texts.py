@@ -26,6 +26,8 @@ _MOST_ROWS_BYTES: Final = 64 << 20
 _MOST_TOKEN_BYTES: Final = 64
 """No more bytes of a text are read than this for each token that the model takes; usual tokens have four."""
 _PAIR: Final = 2
+_CONTINUES, _CONTINUED = 0b11000000, 0b10000000
+"""The bits of a byte of UTF-8 that continues a character, and their value."""
 
 
 class TokenRows(NamedTuple):
@@ -120,6 +122,7 @@ class Tokenizing:
 
 def _decode(text: bytes, most_bytes: int) -> str:
     """Decode the start of a text; a character that is cut in two is left out."""
-    if len(text) <= most_bytes:
-        return text.decode()
-    return text[:most_bytes].decode(errors="ignore")
+    if len(text) > most_bytes:
+        while most_bytes and text[most_bytes] & _CONTINUES == _CONTINUED:
+            most_bytes -= 1
+    return text[:most_bytes].decode()

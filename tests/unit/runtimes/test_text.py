@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from tests.text_models import INPUTS, encoder_weights, write_encoder, write_text_model, write_tokenizer
@@ -185,3 +186,20 @@ def test_rows_of_too_many_tokens_are_refused(tmp_path: Path) -> None:
         rows[0, 0] = tokens
         with pytest.raises(ValueError, match="more tokens than fit"):
             runtime.run([rows])
+
+
+def test_a_model_of_one_length_is_padded_to_it(tmp_path: Path) -> None:
+    """Exporters may fix the tokens of a row; texts of other lengths are padded or cut to it."""
+    write_text_model(tmp_path)
+    free = own_answers(tmp_path, *TEXTS)
+    model = onnx.load(tmp_path / "model.onnx")
+    for given in model.graph.input:
+        given.type.tensor_type.shape.dim[1].dim_value = 40
+    onnx.save(model, tmp_path / "model.onnx")
+    loaded = load(deployment(tmp_path, 40), CPU)
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])
+    assert np.allclose(answers, free, atol=1e-5)
+    alone = load(deployment(tmp_path, 40, batching="none"), CPU)
+    assert np.allclose(alone.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])[0], free, atol=1e-5)
