@@ -93,7 +93,7 @@ def test_a_character_is_not_cut_in_two(text: TextInput) -> None:
     tokenizing = Tokenizing(text)
     for start in ("", "a", "ab", "abc"):
         assert tokenizing.encode(strings(start + "\U0001f525" * 1000)).cut == 1
-    for content in (b"\xff" + b"a" * 2000, b"a\xff" + b"\xbf" * 2000):
+    for content in (b"\xff" + b"a" * 2000, b"a\xff" * 1000):
         with pytest.raises(InvalidInput, match="Text 0 is not UTF-8"):
             tokenizing.encode(np.array([content], object))
 
