@@ -65,6 +65,8 @@ def text_runtime(
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
         feeds = TokenFeeds(tensors.inputs, Tokenizing(text).pad_id)
+        if 0 < feeds.fixed_tokens < text.max_tokens:
+            raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
@@ -78,17 +80,27 @@ def text_runtime(
         TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
     )
     signature = Signature((token_spec(text),), outputs, callers=text_tensors(infos))
-    most = text.max_tokens
-    # Rows of one length, so that only what is beside a row can change its answer.
-    padded = TextRuntime(run, feeds, signature, tokens=min(most, length_bucket(int(rows[:, 0].max()) + 1)))
-    takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
-    isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
-    if isolation.batched and not feeds.fixed_tokens:
-        isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
-    logger.info("%s: its texts are %s", deployment.name, isolation)
-    costs = _measure(run, feeds, rows, most) if isolation.batched and not feeds.fixed_tokens else None
+    most, key = text.max_tokens, deployment.file_key()
+    isolation, costs = _known.get(key, (None, None))
+    if isolation is None:
+        # Rows of one length, so that only what is beside a row can change its answer.
+        size = feeds.fixed_tokens or min(most, length_bucket(int(rows[:, 0].max()) + 1))
+        padded = TextRuntime(run, feeds, signature, tokens=size)
+        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
+        isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
+        if isolation.batched and not feeds.fixed_tokens:
+            isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
+            costs = _measure(run, feeds, rows, most) if isolation.batched else None
+        logger.info("%s: its texts are %s", deployment.name, isolation)
+        if key and len(_known) < _MOST_KNOWN:
+            _known[key] = isolation, costs
     signature = dataclasses.replace(signature, isolation=isolation)
     return TextRuntime(run, feeds, signature, costs, feeds.fixed_tokens)
+
+
+_MOST_KNOWN: Final = 10_000
+_known: dict[tuple[object, ...], tuple[RowIsolation, TokenCosts | None]] = {}
+"""The findings on models that are loaded on demand: tests at each load would hold up those that serve."""
 
 
 class TextRuntime:

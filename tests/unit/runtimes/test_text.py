@@ -17,6 +17,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
+from stoker.runtimes import text as text_runtimes
 from stoker.runtimes.base import JoiningRuntime
 from stoker.runtimes.text import TextRuntime
 from stoker.settings.text_input import TextInput
@@ -152,6 +153,18 @@ def test_models_that_take_no_texts(tmp_path: Path, how: Mapping[str, Any], words
     assert loaded.signature.takes == "tensors"
 
 
+def test_findings_are_kept_for_models_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second load of a file neither tests nor measures; another file has its own findings."""
+    write_text_model(tmp_path)
+    often = deployment(tmp_path, on_demand=True, number=4711)
+    first = load(often, CPU).signature.isolation
+    monkeypatch.setattr(text_runtimes, "decide_batching", None)
+    assert load(often, CPU).signature.isolation is first
+    write_encoder(tmp_path / "model.onnx", encoder_weights(9))
+    with pytest.raises(TypeError):
+        load(often, CPU)
+
+
 def test_a_broken_tokenizer_is_a_load_error(tmp_path: Path) -> None:
     """It names the file."""
     write_text_model(tmp_path)
@@ -201,5 +214,11 @@ def test_a_model_of_one_length_is_padded_to_it(tmp_path: Path) -> None:
     assert loaded.signature.isolation.batched
     (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])
     assert np.allclose(answers, free, atol=1e-5)
+    fewer = load(deployment(tmp_path, 30), CPU)
+    assert fewer.signature.isolation is not None
+    assert fewer.signature.isolation.batched
+    assert np.allclose(fewer.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=30)])[0], free, atol=1e-5)
+    with pytest.raises(LoadFailed, match="its rows have 40 tokens: set max_tokens to that"):
+        load(deployment(tmp_path, 64), CPU)
     alone = load(deployment(tmp_path, 40, batching="none"), CPU)
     assert np.allclose(alone.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])[0], free, atol=1e-5)
