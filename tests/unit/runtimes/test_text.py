@@ -222,3 +222,39 @@ def test_a_model_of_one_length_is_padded_to_it(tmp_path: Path) -> None:
         load(deployment(tmp_path, 64), CPU)
     alone = load(deployment(tmp_path, 40, batching="none"), CPU)
     assert np.allclose(alone.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])[0], free, atol=1e-5)
+
+
+@pytest.mark.tensorflow
+def test_saved_models_take_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same inputs and outputs in another framework."""
+    import tensorflow as tf
+
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+
+    class Encoder(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = tf.Variable(encoder_weights()["words"])
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, None], tf.int32, name) for name in ("input_ids", "attention_mask")
+            ]
+        )
+        def __call__(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+            seen = tf.cast(attention_mask, tf.float32)[:, :, None]
+            total = tf.reduce_sum(tf.gather(self.words, input_ids) * seen, axis=1)
+            return {"vector": total / tf.reduce_sum(seen, axis=1)}
+
+    encoder = Encoder()
+    tf.saved_model.save(encoder, str(tmp_path))
+    write_tokenizer(tmp_path)
+    settings = dataclasses.replace(deployment(tmp_path), framework="tensorflow", path=tmp_path)
+    loaded = load(settings, CPU)
+    assert str(loaded.signature) == "text string[...] -> vector float32[?,32]"
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    rows = rows_of(tmp_path, *TEXTS)
+    words = encoder_weights()["words"]
+    expected = [words[row[1 : 1 + row[0]]].mean(axis=0) for row in rows]
+    assert np.allclose(loaded.runtime.run([rows])[0], expected, atol=1e-5)
