@@ -128,7 +128,8 @@ def _walk(calls: list[list[str]], floors: Mapping[str, int]) -> ModelWalk:
 
 def _floors() -> dict[str, int]:
     """By module its floor."""
-    graph = grimp.build_graph("stoker")
+    # Its cache may answer with the imports of before a change, if it was filled with other options since.
+    graph = grimp.build_graph("stoker", cache_dir=None)
     floors: dict[str, int] = {}
 
     def floor(module: str) -> int:

@@ -15,11 +15,11 @@ __all__ = ["PuppetOutOfMemory", "PuppetTensor", "PuppetTorch"]
 
 
 class PuppetOutOfMemory(RuntimeError):
-    """The error of PyTorch's allocator without memory."""
+    """PyTorch's error if its allocator finds no memory."""
 
 
 class PuppetTensor:
-    """An array of the device: memory, or what computes it once its stream has come so far."""
+    """An array of the device: memory, or a function that computes it when its stream reaches it."""
 
     def __init__(self, torch: PuppetTorch, shape: tuple[int, ...], value: Callable[[], np.ndarray]) -> None:
         self.torch, self.shape, self.value = torch, shape, value
@@ -38,7 +38,7 @@ class PuppetGraph:
     """A captured graph.
 
     Attributes:
-        work: What it repeats; None before it is captured.
+        work: The kernels that it repeats; None before it is captured.
     """
 
     def __init__(self, torch: PuppetTorch) -> None:
@@ -81,18 +81,18 @@ class PuppetGraph:
 
 
 class PuppetTorch(SimpleNamespace):
-    """The parts of `torch` that Stoker uses on a GPU.
+    """The used functions of `torch` on a GPU.
 
     Attributes:
         current: The current stream; None for the default one.
-        pools: How many graphs use each pool of memory.
+        pools: The number of graphs in each pool of memory.
         spoilt: Pools in which a capture has failed.
-        capturing: The operations of the present capture; None if there is none.
-        refuses_capture: Whether an operation is one that cannot be captured.
-        most_rows: More of them do not fit into the memory.
-        factor: What the model multiplies by, by whether it is captured.
-        run_fails: What a replay raises, and the model.
-        emptied: How often unused memory was given back.
+        capturing: The kernels of the current capture; None if there is none.
+        refuses_capture: Whether an operation cannot be captured.
+        most_rows: The largest number of rows that fit into the memory.
+        factor: The factor of the model, captured or not.
+        run_fails: The error of a replay and of the model.
+        emptied: How often unused memory was freed.
     """
 
     OutOfMemoryError = PuppetOutOfMemory
@@ -146,7 +146,7 @@ class PuppetTorch(SimpleNamespace):
         return {"y": tensor.times(self.factor(self.capturing is not None))}
 
     def as_tensor(self, memory: Any, device: str) -> PuppetTensor:
-        """See the memory of the device as a tensor."""
+        """Return memory of the device as a tensor."""
         assert device == "cuda"
         described = memory.__cuda_array_interface__
         shape, (address, read_only) = described["shape"], described["data"]
@@ -176,7 +176,7 @@ class PuppetTorch(SimpleNamespace):
 
 
 class _Entered(nullcontext[None]):
-    """A stream as the current one, again and again."""
+    """A context that makes a stream the current one; it can be entered repeatedly."""
 
     def __init__(self, torch: PuppetTorch, stream: int) -> None:
         super().__init__()

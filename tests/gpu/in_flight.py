@@ -1,4 +1,4 @@
-"""Batches of two frontends in flight on a GPU, whatever runs the model."""
+"""Batches of two frontends in flight on a GPU, for any framework."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ CAPACITY = 512
 
 
 def filled_arena(signature: Signature, seed: int) -> Arena:
-    """An arena whose rows are all different."""
+    """Return an arena of different rows."""
     fd = Arena.create(signature, CAPACITY)
     try:
         arena = Arena(fd, signature, CAPACITY)
@@ -45,7 +45,9 @@ def check_batches_in_flight(
             _check(*held.pop(0))
         size = next(size for size in SIZES if size >= rows)
         batch = runtime.begin(list(zip(arenas, numbers, strict=True)), rows, size)
-        held.append((batch, np.concatenate([one[some] for one, some in zip(expected, numbers, strict=True)])))
+        held.append(
+            (batch, np.concatenate([output[own] for output, own in zip(expected, numbers, strict=True)]))
+        )
     for batch, rows_expected in held:
         _check(batch, rows_expected)
     for arena in arenas:

@@ -29,7 +29,7 @@ def run(raw_data):
 
 
 def test_the_driver_and_nvidia_smi_agree(first_gpu: Device) -> None:
-    """Order, UUIDs, bus and compute capability are those that operators see elsewhere."""
+    """Order, UUIDs, bus and compute capability are equal."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip(reason="nvidia-smi is not installed")
     query = "--query-gpu=index,uuid,name,pci.bus_id,compute_cap"
@@ -41,7 +41,7 @@ def test_the_driver_and_nvidia_smi_agree(first_gpu: Device) -> None:
 
 
 def test_a_gpu_is_read(first_gpu: Device) -> None:
-    """Twice with NVML open: memory adds up, and energy only grows."""
+    """In two readings memory adds up, and energy only grows."""
     reader = GpuReader()
     before, after = (
         {reading.uuid: reading for reading in readings} for readings in (reader.read(), reader.read())
@@ -56,7 +56,7 @@ def test_a_gpu_is_read(first_gpu: Device) -> None:
 
 
 def test_a_server_keeps_to_the_gpu_of_a_uuid(first_gpu: Device, tmp_path: Path) -> None:
-    """A script sees that GPU alone, as the first; its metrics are there under both names."""
+    """A script sees only that GPU, as the first; its metrics have both names."""
     script = tmp_path / "score.py"
     script.write_text(SCRIPT)
     scratch = tmp_path / "server"
@@ -76,7 +76,7 @@ def test_a_server_keeps_to_the_gpu_of_a_uuid(first_gpu: Device, tmp_path: Path) 
 
 
 def test_models_leave_the_memory_of_a_gpu(first_gpu: Device, tmp_path: Path) -> None:
-    """What a load adds is measured there, and a budget without room for two models has one at a time."""
+    """The GPU shows the memory of a load; a budget without room for two models loads one at a time."""
     for number, name in enumerate("ab"):
         write_table(tmp_path / "models" / name / "1" / "model.onnx", 256 << 20, seed=number)
 

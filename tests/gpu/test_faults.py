@@ -1,4 +1,4 @@
-"""What a server with a real GPU survives: a killed process, and memory that runs out; skipped without one."""
+"""Faults of a server with a real GPU: a killed process, and memory that runs out; skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_hungry(path: Path) -> Path:
 
 
 def test_a_killed_device_process_comes_back(tmp_path: Path) -> None:
-    """Only what it held is lost, as 503; the successor gets the memory of the GPU, and answers."""
+    """Only its requests are lost, as 503; the successor gets the memory of the GPU, and answers."""
     model = write_doubler(tmp_path / "doubler.onnx")
     with LiveServer(tmp_path, model, "--device", "cuda:0", "--frontends", "2") as server:
         (device,) = server.device_pids()
@@ -74,8 +74,8 @@ def test_a_killed_device_process_comes_back(tmp_path: Path) -> None:
         assert server.metric("stoker_process_restarts_total", process="device") == 1
 
 
-def test_batches_shrink_to_what_fits(tmp_path: Path) -> None:
-    """A limit far below what the largest batch needs: the cap falls, every request is answered, nothing restarts."""
+def test_batches_shrink_to_the_memory(tmp_path: Path) -> None:
+    """The limit is far below the need of the largest batch: the cap falls, and every request is answered."""
     write_hungry(tmp_path / "hungry.onnx")
     deployment = tmp_path / "deployment.yaml"
     deployment.write_text(
@@ -103,7 +103,7 @@ def test_batches_shrink_to_what_fits(tmp_path: Path) -> None:
 
 
 def test_a_row_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
-    """A model of which not even one row fits is not served, and the message says that it is the memory."""
+    """If not even one row fits, the load fails, and the message names the memory."""
     model = write_hungry(tmp_path / "hungry.onnx")
     deployment = tmp_path / "deployment.yaml"
     deployment.write_text(f"device: cuda:0\nmodels:\n  - path: {model}\n    gpu_memory_mb: 1\n")

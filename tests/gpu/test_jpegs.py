@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_nothing_is_wrong_with_the_decoder() -> None:
-    """As the start of a server asks."""
+    """The start of a server does this trial."""
     assert find_decoder_problem() is None
 
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}], ids=str)
 def test_a_gpu_gives_nearly_the_pixels_of_pillow(options: dict[str, Any]) -> None:
-    """It rounds otherwise, by a few levels."""
+    """Rounding differs by a few levels."""
     coarse = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     picture = Image.fromarray(coarse).resize((501, 375)).convert(options.pop("mode", "RGB"))
     file = BytesIO()
@@ -36,5 +36,5 @@ def test_a_gpu_gives_nearly_the_pixels_of_pillow(options: dict[str, Any]) -> Non
 
 
 def test_a_damaged_file_is_left_to_others() -> None:
-    """What has no header of a JPEG is not decoded."""
+    """A file without the header of a JPEG is not decoded."""
     assert JpegDecoder().decode(b"\xff\xd8\xff\xe0", (375, 501)) is None

@@ -35,11 +35,11 @@ GPU = Device("cuda", 0, "the first GPU")
 WIDE = 2048
 LAYERS = 6
 _WORKSPACE_BYTES = 68 << 20
-"""What a session takes beside weights and rows on an H200."""
+"""The memory of a session beside weights and rows on an H200."""
 
 
 def load(path: Path, sizes: tuple[int, ...] = SIZES, **settings: Any) -> PipelinedExecution:
-    """The model on the GPU, captured."""
+    """Load a model on the GPU, captured."""
     acceleration = Acceleration(execution="graph", **settings)
     runtime = load_onnx(
         Deployment(
@@ -63,7 +63,7 @@ def load(path: Path, sizes: tuple[int, ...] = SIZES, **settings: Any) -> Pipelin
 
 
 def answers_on_cpu(path: Path, arena: Arena) -> np.ndarray:
-    """What the model gives for each row of an arena."""
+    """Return the answers of the CPU for each row of an arena."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     output: np.ndarray = session.run(None, dict(zip(names, arena.inputs, strict=True)))[0]
@@ -81,14 +81,14 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batches_in_flight_give_what_the_cpu_gives(model: Path, seed: int) -> None:
-    """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
+def test_batches_in_flight_agree_with_the_cpu(model: Path, seed: int) -> None:
+    """Rows of two frontends come in all sizes and random order; each batch has the answers of its own rows."""
     check_batches_in_flight(load(model, precision="fp32"), partial(answers_on_cpu, model), seed)
 
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
-    """Large products, and a shape that is computed from the size of the batch, as exporters write it."""
+    """Write large products, and a shape that is computed from the size of the batch, as exporters do."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Gather", ["shape", "zero"], ["rows"]),
@@ -138,9 +138,9 @@ def captured(path: Path, sizes: tuple[int, ...], way: str) -> PipelinedExecution
 def test_eight_sizes_take_little_more_memory_than_one(
     wide: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One session serves them all, or their sessions use the same weights; answers are right."""
+    """One session serves all sizes, or sessions share their weights."""
     caplog.set_level("INFO")
-    # What a process takes once.
+    # The first session allocates memory of the process.
     captured(wide, (1,), "own")
     before = cuda().free_bytes()
     single = captured(wide, (64,), "own")
@@ -162,7 +162,7 @@ def test_eight_sizes_take_little_more_memory_than_one(
 
 
 def test_a_batch_begins_without_waiting_for_the_device(wide: Path) -> None:
-    """All that may be in flight are begun before the last is done, which takes the device more than a millisecond."""
+    """All batches in flight begin before the last is done, which takes the device more than a millisecond."""
     rows = 8 * CAPACITY
     runtime = captured(wide, (rows,), "shared")
     arena = filled_arena(runtime.signature, 1)
@@ -194,7 +194,7 @@ def test_sizes_are_added_removed_and_prepared_again(model: Path) -> None:
 
 
 def test_a_load_prints_nothing_of_onnx_runtimes_own(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither its warnings nor its colours, also where a graph cannot be captured; it takes seconds."""
+    """It prints no warnings, also if a graph cannot be captured; the load takes seconds."""
     begun_s = time.monotonic()
     load(model)
     took_s = time.monotonic() - begun_s

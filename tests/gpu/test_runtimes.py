@@ -39,7 +39,7 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, **settings: Any) -> Any:
-    """The model on the GPU, for batches of the powers of two."""
+    """Load a model on the GPU, for batches of the powers of two."""
     deployment = Deployment(
         "model",
         1,
@@ -65,13 +65,13 @@ def on_cpu(path: Path, rows: np.ndarray) -> np.ndarray:
 
 
 def answers(runtime: Runtime, rows: np.ndarray) -> np.ndarray:
-    """What it gives, copied: the next batch overwrites it."""
+    """Return a copy of the answers, which the next batch overwrites."""
     outputs: Sequence[Any] = runtime.run([rows])
     return np.array(outputs[0])
 
 
 def chosen(runtime: Runtime) -> str:
-    """What the log says of it."""
+    """Return the choice for the log."""
     assert isinstance(runtime, ChosenRuntime)
     return runtime.choice
 
@@ -81,7 +81,7 @@ def chosen(runtime: Runtime) -> str:
     [("copied", CopiedExecution), ("bound", BoundExecution), ("graph", PipelinedExecution)],
 )
 def test_executions_agree_with_the_cpu(mlp: Path, execution: str, kind: type) -> None:
-    """For every size of batches and one between, in any order, twice with other rows."""
+    """Batches have every size and one between, in any order, twice with other rows."""
     runtime = load(mlp, execution=execution, precision="fp32")
     assert isinstance(runtime, kind)
     for seed in (1, 2):
@@ -104,7 +104,7 @@ def test_capturable_model_runs_as_a_graph(mlp: Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("execution", ["copied", "bound"])
 def test_two_instances_run_at_the_same_time(mlp: Path, execution: str) -> None:
-    """Each on a thread of its own; neither sees the other's rows."""
+    """Each has its own thread, and answers its own rows."""
     first = load(mlp, execution=execution, precision="fp32")
     assert isinstance(first, ForkingRuntime)
     rows = [rows_of(32, seed) for seed in (1, 2)]
@@ -144,7 +144,7 @@ def test_buffers_are_pinned(mlp: Path, caplog: pytest.LogCaptureFixture) -> None
 
 
 def used_bytes() -> int:
-    """What is taken of the first GPU, by whomever."""
+    """Return the used memory of the first GPU, by all processes."""
     used = GpuReader().read()[0].memory_used_bytes
     assert used is not None
     return used
@@ -152,7 +152,7 @@ def used_bytes() -> int:
 
 @pytest.mark.parametrize("execution", ["copied", "bound", "graph"])
 def test_memory_stays_flat_over_random_sizes(mlp: Path, execution: str) -> None:
-    """After the first of each size, two thousand batches of the sizes that there are take no more."""
+    """After the first batch of each size, two thousand batches take no more memory."""
     runtime = load(mlp, execution=execution)
     sizes = [1, 2, 4, 8, 16, 32, 64]
     for count in sizes:
@@ -163,12 +163,12 @@ def test_memory_stays_flat_over_random_sizes(mlp: Path, execution: str) -> None:
     for count in random.choice(sizes, 2000).tolist():
         runtime.run([batches[count]])
     after = used_bytes()
-    # What other processes of the GPU do in the meantime is in this figure too.
+    # Other processes may allocate memory of the GPU meanwhile.
     assert after - before < 64 << 20
 
 
 def test_float16_is_near_and_another_number(tmp_path: Path, mlp: Path) -> None:
-    """Inputs and outputs stay float32; what is logged has the largest difference."""
+    """Inputs and outputs stay float32; the log has the largest difference."""
     runtime = load(mlp, precision="fp16")
     rows = rows_of(9)
     given, exact = answers(runtime, rows), on_cpu(mlp, rows)
@@ -198,7 +198,7 @@ def test_fused_attention_is_near_in_every_precision(
 
 
 def test_bfloat16_comes_and_goes_by_every_execution(tmp_path: Path) -> None:
-    """ONNX Runtime has the memory of such tensors, and Python their numbers."""
+    """Inputs and outputs are arrays of bfloat16."""
     values = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n", 3]) for name in "xy"]
     nodes = [
         helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
@@ -215,7 +215,7 @@ def test_bfloat16_comes_and_goes_by_every_execution(tmp_path: Path) -> None:
         assert given.tolist() == (2 * np.arange(12).reshape(4, 3)).tolist()
 
 
-def test_a_memory_limit_that_is_too_small_is_told(mlp: Path) -> None:
+def test_too_small_memory_limit_is_an_error(mlp: Path) -> None:
     """The weights alone take more than 1 MiB."""
     runtime = load(mlp, memory_mb=256)
     assert answers(runtime, rows_of(2)).shape == (2, 10)
@@ -224,7 +224,7 @@ def test_a_memory_limit_that_is_too_small_is_told(mlp: Path) -> None:
 
 
 def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
-    """The second load reads what the first has built."""
+    """The second load reads the engines of the first."""
     problem = probe("tensorrt")
     if problem is not None:
         pytest.skip(reason=f"no TensorRT to test: {problem}")

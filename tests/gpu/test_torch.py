@@ -20,7 +20,8 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import PipelinedRuntime, Runtime, SizedRuntime
 from stoker.runtimes.cuda import load_cuda
 from stoker.runtimes.pipeline import PipelinedExecution
-from stoker.runtimes.torch.loading import TorchRuntime, load_torch
+from stoker.runtimes.rows_runtime import RowsRuntime
+from stoker.runtimes.torch.loading import load_torch
 from stoker.settings.choices import Acceleration, Precision
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-torch` brings it")
@@ -86,7 +87,7 @@ class Doubler(nn.Module):
 
 
 class Reading(nn.Module):
-    """It looks at a number to decide, which CUDA cannot capture; rows are independent all the same."""
+    """It reads a number to decide, which CUDA cannot capture; its rows are independent."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool((x == x).any()):
@@ -149,10 +150,10 @@ def on_cpu(module: nn.Module, array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
 @pytest.mark.parametrize("execution", ["graph", "copied"])
 def test_executions_agree_with_the_cpu(export: Save, make: type[Any], execution: str) -> None:
-    """For every size of batches and one between, in any order, twice with other rows."""
+    """Batches have every size and one between, in any order, twice with other rows."""
     module = make()
     runtime = load(export(module), execution=execution, precision="fp32")
-    assert isinstance(runtime, PipelinedExecution if execution == "graph" else TorchRuntime)
+    assert isinstance(runtime, PipelinedExecution if execution == "graph" else RowsRuntime)
     for seed in (1, 2):
         torch.manual_seed(seed)
         for count in (64, 1, 2, 3, 32, 64):
@@ -162,8 +163,8 @@ def test_executions_agree_with_the_cpu(export: Save, make: type[Any], execution:
 
 
 @pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
-def test_batches_in_flight_give_what_the_cpu_gives(export: Save, make: type[Any]) -> None:
-    """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
+def test_batches_in_flight_agree_with_the_cpu(export: Save, make: type[Any]) -> None:
+    """Rows of two frontends come in all sizes and random order; each batch has the answers of its own rows."""
     module = make()
     runtime = captured(export(module), precision="fp32")
     check_batches_in_flight(runtime, lambda arena: on_cpu(module, arena.inputs[0]), seed=3)
@@ -174,7 +175,7 @@ def test_batches_in_flight_give_what_the_cpu_gives(export: Save, make: type[Any]
     ("precision", "within"), [("fp32", 1e-4), ("tf32", 1e-2), ("fp16", 5e-2), ("bf16", 0.1)]
 )
 def test_every_precision_is_near(export: Save, make: type[Any], precision: Precision, within: float) -> None:
-    """Captured, and the log has the difference; inputs and outputs keep their types."""
+    """Models are captured, the log has the difference, and inputs and outputs keep their types."""
     module = make()
     runtime = captured(export(module), precision=precision)
     assert f"; precision {precision}, outputs differ from float32 by " in runtime.choice
@@ -203,7 +204,7 @@ def test_uncapturable_torch_model_runs_eagerly(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_bfloat16_comes_and_goes(export: Save) -> None:
-    """Through the sets of a captured graph."""
+    """Inputs and outputs of a captured graph have this type."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     runtime = captured(export(Doubler(), torch.ones(2, 3, dtype=torch.bfloat16)))
     given = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16)
@@ -235,7 +236,7 @@ def test_sizes_share_a_pool_are_added_and_prepared_again(export: Save) -> None:
 
 
 def test_compiled_models_are_captured(export: Save) -> None:
-    """By Triton's kernels, which need a C compiler; answers agree."""
+    """Triton's kernels need a C compiler; answers agree."""
     module = Perceptron()
     runtime = captured(export(module), compile=True, precision="fp32")
     assert runtime.choice.endswith("; compiled")
@@ -244,7 +245,7 @@ def test_compiled_models_are_captured(export: Save) -> None:
 
 
 def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
-    """AOTInductor's, which is compiled for this GPU."""
+    """The package of AOTInductor is compiled for this GPU."""
     module = Perceptron().eval()
     given = example(module)
     shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
@@ -260,7 +261,7 @@ def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
 
 
 class Rounded(nn.Module):
-    """It makes ids of numbers, whose range nobody knows."""
+    """It makes ids of numbers of unknown range."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,8 +279,8 @@ def ask(server: LiveServer, name: str, datatype: str, number: float) -> int:
         return connection.ask(request("POST", "/v2/models/model/infer", head, body)).status
 
 
-def test_an_id_out_of_range_is_refused_and_costs_nobody_else_anything(export: Save, tmp_path: Path) -> None:
-    """It would be an assertion of the device, after which CUDA answers nobody."""
+def test_id_out_of_range_is_refused_and_does_not_affect_others(export: Save, tmp_path: Path) -> None:
+    """On the device it would be an assertion, after which CUDA computes nothing."""
     path = export(Attention())
     scratch = tmp_path / "server"
     scratch.mkdir()
@@ -296,7 +297,7 @@ def test_an_id_out_of_range_is_refused_and_costs_nobody_else_anything(export: Sa
 
 
 def test_a_broken_cuda_is_replaced(export: Save, tmp_path: Path) -> None:
-    """What asserts on the device ends its process, which is started again, and answers."""
+    """An assertion on the device ends the process; the next process answers."""
     path = export(Rounded(), torch.rand(2, 16))
     scratch = tmp_path / "server"
     scratch.mkdir()

@@ -94,7 +94,7 @@ def print_packages() -> None:
     """Print how large each package is, and how its modules are joined."""
     # An older commit has fewer distributions.
     packages = [name for name, folder in PACKAGES.items() if (ROOT / folder / name / "__init__.py").is_file()]
-    graph = grimp.build_graph(*packages)
+    graph = grimp.build_graph(*packages, cache_dir=None)
     total: Counter[str] = Counter()
     for package in packages:
         modules = modules_of(package)

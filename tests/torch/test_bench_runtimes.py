@@ -28,8 +28,8 @@ def test_resnet_50_of_pytorch_is_the_onnx_graph() -> None:
     np.testing.assert_allclose(given, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_both_runtimes_are_asked_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small BERT; both are checked and answered without an error."""
+def test_both_runtimes_get_requests_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is a small BERT; both are checked and answer without an error."""
     monkeypatch.setattr(lineup, "pick_generator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     report = run_runtime_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,)), ("tiny",))

@@ -10,7 +10,7 @@ from tests.torch.conftest import load, run, torch
 from tests.torch.modules import rows
 
 from stoker.errors import LoadFailed
-from stoker.runtimes.torch.loading import TorchRuntime
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.settings.choices import Acceleration
 
 Save = Callable[..., Path]
@@ -41,7 +41,7 @@ def test_compiled_model_answers_alike_and_is_not_compiled_again(
     runtime = load(
         export(net, torch.randn(2, 4)), acceleration=Acceleration(compile=True), engine_cache=cache
     )
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     assert "net: compiled" in caplog.messages
     assert any(file.suffix == ".so" for file in cache.rglob("*"))
     compiled = dict(torch._dynamo.utils.counters["stats"])

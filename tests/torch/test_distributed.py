@@ -12,7 +12,7 @@ from stoker_runs.records.folder import log_file
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import Status
 
-# What its users write: no backend is named, so PyTorch takes gloo for CPUs and NCCL for GPUs.
+# As in scripts of users, no backend is named: PyTorch takes gloo for CPUs and NCCL for GPUs.
 SCRIPT = """
 import os
 import torch
@@ -45,8 +45,8 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     state = wait(folder, workspace)
     logs = [log_file(folder, 1, rank).read_text() for rank in range(2)]
     assert state.status is Status.COMPLETED, "\n".join(logs)
-    said = [log.rpartition("rank ")[2].partition(" [") for log in logs]
-    assert [rank for rank, _, _ in said] == ["0 of 2", "1 of 2"]
-    assert said[0][2] == said[1][2] != ""
+    parts = [log.rpartition("rank ")[2].partition(" [") for log in logs]
+    assert [rank for rank, _, _ in parts] == ["0 of 2", "1 of 2"]
+    assert parts[0][2] == parts[1][2] != ""
     models = [torch.load(folder.outputs / name) for name in ("model.pt", "rank_1/model.pt")]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

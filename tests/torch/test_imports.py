@@ -129,13 +129,13 @@ def test_resnet_18_and_bert_are_proven_as_onnx(
 
 
 class SoftmaxOverBatch(nn.Module):
-    """Rows see each other."""
+    """Its rows affect each other."""
 
     def forward(self, x: Any) -> Any:
         return x.softmax(dim=0)
 
 
-def test_a_mixing_model_is_told_as_mixing_in_each_way(
+def test_model_of_mixed_rows_is_not_batched_in_any_way(
     in_process: dict[str, Any], export: Save, tmp_path: Path
 ) -> None:
     """That is no objection: its requests run one after the other, whichever way is the default."""
@@ -202,8 +202,8 @@ def test_an_imported_program_is_served_by_each_way(export: Save, tmp_path: Path)
             tensor = {"name": "input", "shape": [1, 16], "datatype": "FP32", "data": row.ravel().tolist()}
             body = json.dumps({"inputs": [tensor]}).encode()
             with server.connect() as connection:
-                asked = request("POST", "/v2/models/net/infer", [bearer(server.key)], body)
-                output = json.loads(connection.ask(asked).body)["outputs"][0]
+                head = request("POST", "/v2/models/net/infer", [bearer(server.key)], body)
+                output = json.loads(connection.ask(head).body)["outputs"][0]
             np.testing.assert_allclose(np.reshape(output["data"], (1, 3)), expected, rtol=1e-5, atol=1e-6)
             platform = json.loads(server.describe("/v2/models/net").body)["platform"]
             assert platform.startswith("onnx" if way == "onnx" else "pytorch")

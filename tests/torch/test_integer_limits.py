@@ -1,4 +1,4 @@
-"""Which integers a model takes: found out without an index that is out of range, which would break CUDA."""
+"""The ranges of a model's integers, found without an index out of range, which would break CUDA."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,7 +28,7 @@ class Words(nn.Module):
 
 
 class Picks(nn.Module):
-    """Looked up by each operator that PyTorch has for it."""
+    """Uses each operator of PyTorch with indices."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ WHOLE = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
 def test_tables_limit_their_inputs() -> None:
-    """Each input by its own table, in few runs."""
+    """Each input has the range of its own table, found in few runs."""
     seen: list[int] = []
     with checked_indices(torch):
         limits = find_limits(partial(ask, Words(), seen), INPUTS, REQUEST)
@@ -78,15 +78,15 @@ def test_tables_limit_their_inputs() -> None:
     ("way", "limits"),
     [("index", (-50, 49)), ("index_select", (0, 49)), ("gather", (0, 49)), ("scatter_add", (0, 49))],
 )
-def test_every_way_to_look_something_up_is_looked_at(way: str, limits: tuple[int, int]) -> None:
-    """Before the operator runs; numbers that are only added have the whole range."""
+def test_every_operator_with_indices_is_checked(way: str, limits: tuple[int, int]) -> None:
+    """The check precedes the operator; numbers that are only added have the whole range."""
     with checked_indices(torch):
         found = find_limits(partial(ask, Picks(way), []), INPUTS, REQUEST)
     assert found == {"ids": limits, "kinds": WHOLE}
 
 
-def test_exported_programs_are_looked_at_too(export: Callable[..., Path]) -> None:
-    """Their operators are the same."""
+def test_exported_programs_are_checked_too(export: Callable[..., Path]) -> None:
+    """They have the same operators."""
     ids = torch.tensor([[1, 2, 3, 4]] * 2)
     path = export(Words(), ids, ids.clone())
     module = torch.export.load(path).module()
@@ -96,7 +96,7 @@ def test_exported_programs_are_looked_at_too(export: Callable[..., Path]) -> Non
 
 
 def test_requests_out_of_range_are_refused() -> None:
-    """With the range, by the input's name."""
+    """The message has the input and its range."""
     limits = {"ids": (0, 99)}
     check_limits({"ids": np.array([0, 99])}, limits)
     check_limits({"ids": np.zeros((0, 4), int)}, limits)

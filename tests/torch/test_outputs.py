@@ -153,7 +153,7 @@ def test_outputs_of_a_program_with_free_rows_are_its_own(case: str, tmp_path: Pa
 
 @pytest.mark.parametrize("case", SERVED)
 def test_outputs_of_a_program_of_one_size_are_its_own(case: str, tmp_path: Path) -> None:
-    """The same results of a program that takes two rows; only sizes that follow from values are free."""
+    """A program that takes two rows has the same results; only sizes that depend on values are free."""
     function, _ = SERVED[case]
     runtime = load(save(function, tmp_path / "net.pt2", "fixed"))
     assert_answers_as(runtime, function, rows(2))
@@ -163,14 +163,14 @@ def test_outputs_of_a_program_of_one_size_are_its_own(case: str, tmp_path: Path)
 
 @pytest.mark.parametrize("case", sorted(TRACEABLE))
 def test_outputs_of_torchscript_are_its_own(case: str, tmp_path: Path) -> None:
-    """TorchScript does not say what it gives: sizes that were not tried with several numbers of rows are free."""
+    """TorchScript does not describe outputs, so untested sizes are free."""
     function, _ = SERVED[case]
     runtime = load(save(function, tmp_path / "net.pt", "torchscript"))
     assert_answers_as(runtime, function, rows(2))
 
 
 def test_program_with_two_free_axes_declares_both(tmp_path: Path) -> None:
-    """Each output declares as free what follows from either axis, and the rest as it is."""
+    """Sizes of an output that depend on either axis are free."""
     module = Calling(lambda x: {"all": x * 2, "most": x.amax(0, keepdim=True)})
     program = torch.export.export(module, (torch.zeros(2, 5, 4),), dynamic_shapes=({0: ROWS, 1: STEPS},))
     torch.export.save(program, tmp_path / "net.pt2")
@@ -209,7 +209,7 @@ class Net(torch.nn.Module):
 
 
 def test_dataclass_of_a_module_is_served_by_its_fields(tmp_path: Path) -> None:
-    """A dataclass that nobody has registered is a structure like any other, one inside another too."""
+    """An unregistered dataclass is a structure like any other, also inside another one."""
     settings = module_file(tmp_path, "Plain(x * 2, Plain(x + 1))")
     runtime = load(tmp_path / "net.pt", **settings)
     given = answer(runtime, rows(3))
@@ -240,7 +240,7 @@ def test_outputs_that_cannot_be_served_are_refused_at_the_load(
 
 @pytest.mark.parametrize("kind", [Scored, Found])
 def test_program_with_a_type_of_a_package_is_refused_by_name(tmp_path: Path, kind: Any) -> None:
-    """Where the package of a result's type is not imported, the sentence names the type and the remedy."""
+    """The package of a result's type is not imported; the message has the type and the remedy."""
     path = save(lambda x: kind(x * 2, x.argmax(1)), tmp_path / "net.pt2", "free")
     serialized = {Scored: "shop.Scored", Found: "shop.Found"}[kind]
     forgotten = torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.pop(serialized)

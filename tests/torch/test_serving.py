@@ -56,7 +56,7 @@ def server(net: Any, export: Save, tmp_path: Path) -> Iterator[LiveServer]:
         yield running
 
 
-def test_many_callers_get_what_eager_pytorch_gives(server: LiveServer, net: Any) -> None:
+def test_many_callers_get_the_answers_of_eager_pytorch(server: LiveServer, net: Any) -> None:
     """Their rows share batches; the repository names the platform; a row of the wrong size is refused."""
     given = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32)
     with torch.inference_mode():
@@ -104,7 +104,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_run_that_holds_the_interpreter_delays_nobody_else(tmp_path: Path) -> None:
+def test_run_that_holds_the_interpreter_delays_no_other_model(tmp_path: Path) -> None:
     """Probes, metrics and another model's rows are answered meanwhile; rows of the same model wait for it."""
     (tmp_path / "net.py").write_text(_HOLDING)
     torch.save({}, tmp_path / "model.pt")
@@ -166,7 +166,7 @@ def test_resnet_18_answers_as_eager_pytorch(export: Save) -> None:
 
 
 def test_a_bert_answers_as_eager_pytorch(tmp_path: Path) -> None:
-    """Hugging Face's, from a configuration with random weights: batch and length are free."""
+    """The model is Hugging Face's, with random weights; batch and length are free."""
     transformers = pytest.importorskip("transformers")
     configuration = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=100

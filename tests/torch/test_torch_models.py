@@ -1,4 +1,4 @@
-"""Files of PyTorch as rows and requests: what they take and give, which share batches, and which are refused."""
+"""Files of PyTorch: inputs and outputs, batches, and refusals."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from tests.torch.zoo import TRACED_ALONE, ZOO
 from stoker.deployment import Declaration, DeclaredTensor
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.torch.loading import TorchRuntime
+from stoker.runtimes.rows_runtime import RowsRuntime
 
 Save = Callable[..., Path]
 nn = torch.nn
@@ -49,7 +49,7 @@ def test_an_exported_program_answers_as_eager_pytorch(export: Save) -> None:
     """Its inputs and outputs have their names, its rows share batches, and a batch of any size is right."""
     net = Net()
     runtime = load(export(net, torch.randn(2, 4)))
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     assert [str(spec.name) for spec in runtime.signature.inputs] == ["x"]
     assert [(spec.name, spec.dtype, spec.shape) for spec in runtime.signature.outputs] == [
         ("scores", "float32", (3,)),
@@ -79,8 +79,8 @@ def test_outputs_without_names_are_numbered(export: Save) -> None:
     assert [spec.name for spec in single.signature.outputs] == ["output"]
 
 
-def test_a_program_of_one_size_is_asked_request_by_request(export: Save) -> None:
-    """Exported without a free first axis, it takes the one size that it was exported with."""
+def test_program_of_one_size_runs_request_by_request(export: Save) -> None:
+    """Without a free first axis it takes only the size of its export."""
     net = nn.Linear(4, 3)
     runtime = load(export(net, torch.randn(2, 4), most_rows=None))
     assert isinstance(runtime, PackedRuntime)
@@ -91,16 +91,16 @@ def test_a_program_of_one_size_is_asked_request_by_request(export: Save) -> None
         runtime.run_tensors({"input": rows(3, 4)})
 
 
-def test_a_program_for_smaller_batches_says_so(export: Save) -> None:
-    """More rows than it was exported for would fail as they come: the load names the setting."""
+def test_program_for_smaller_batches_is_refused(export: Save) -> None:
+    """Larger batches would fail later, so the load names the setting."""
     path = export(Net(), torch.randn(2, 4), most_rows=16)
     with pytest.raises(LoadFailed, match="at most 16 rows: set max_batch_rows: 16"):
         load(path)
-    assert isinstance(load(path, max_batch_rows=16), TorchRuntime)
+    assert isinstance(load(path, max_batch_rows=16), RowsRuntime)
 
 
 def test_free_sizes_beyond_the_batch_are_served_as_requests(tmp_path: Path) -> None:
-    """Sequences of any length: those of one length share a batch, and a wrong size is the caller's fault."""
+    """Sequences of one length share a batch, and a wrong size is the caller's fault."""
 
     class Mean(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -121,14 +121,14 @@ def test_free_sizes_beyond_the_batch_are_served_as_requests(tmp_path: Path) -> N
         runtime.run_tensors({"x": rows(2, 9, 4)})
 
 
-def test_torchscript_that_was_traced_says_what_it_takes(
+def test_traced_torchscript_has_the_inputs_of_its_trace(
     trace: Save, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the inputs that it was traced with, whose number of rows is one of many; the log names its successor."""
     caplog.set_level("INFO")
     net = nn.Linear(4, 3)
     runtime = load(trace(net, torch.randn(2, 4)))
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     with torch.inference_mode():
         np.testing.assert_allclose(
             run(runtime, rows(5, 4))[0], net(torch.from_numpy(rows(5, 4))), rtol=1e-5, atol=1e-6
@@ -137,20 +137,20 @@ def test_torchscript_that_was_traced_says_what_it_takes(
 
 
 def scripted(path: Path) -> Path:
-    """TorchScript that was compiled from code, and so knows no sizes."""
+    """Save TorchScript that was compiled from code, without sizes."""
     torch.jit.script(Pair()).save(str(path))
     return path
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_torchscript_that_was_compiled_needs_a_sample(tmp_path: Path) -> None:
-    """Without one the load says what to do; the sample has the names and the types."""
+    """Without a sample the load fails with a remedy; the sample has names and types."""
     path = scripted(tmp_path / "model.pt")
     with pytest.raises(LoadFailed, match=r"does not describe its inputs: give it a sample input"):
         load(path)
     np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), right=rows(2, 3))
     runtime = load(path)
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     np.testing.assert_allclose(run(runtime, rows(4, 3), rows(4, 3))[0], 2 * rows(4, 3))
     np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), other=rows(2, 3))
     with pytest.raises(LoadFailed, match=r"has left, other, and the model takes left, right"):
@@ -159,7 +159,7 @@ def test_torchscript_that_was_compiled_needs_a_sample(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_a_configuration_may_number_inputs_and_outputs(tmp_path: Path) -> None:
-    """Triton's for PyTorch call them `INPUT__0` and `OUTPUT__1`, by their places."""
+    """In Triton's configurations for PyTorch they are `INPUT__0` and `OUTPUT__1`."""
     path = scripted(tmp_path / "model.pt")
     inputs = tuple(DeclaredTensor(f"INPUT__{number}", "float32", (-1, 3)) for number in (1, 0))
     outputs = tuple(DeclaredTensor(f"OUTPUT__{number}", "float32", (-1, 3)) for number in (0, 1))
@@ -180,7 +180,7 @@ def test_a_configuration_may_declare_inputs_alone(tmp_path: Path) -> None:
 
 
 def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
-    """An AOTInductor package needs a sample and permission, and its load says that it runs code."""
+    """An AOTInductor package needs a sample and permission, and the log says that its code runs."""
     net = nn.Linear(4, 3).eval()
     shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
     program = torch.export.export(net, (torch.randn(2, 4),), dynamic_shapes=shapes)
@@ -192,14 +192,14 @@ def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
     ):
         load(path)
     runtime = load(path, allow_pickle=True)
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     with torch.inference_mode():
         expected = net(torch.from_numpy(rows(6, 4)))
     np.testing.assert_allclose(run(runtime, rows(6, 4))[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_need_their_class(tmp_path: Path) -> None:
-    """The module beside the file makes the model, and the weights are read without unpickling anything else."""
+    """The module beside the file makes the model; only tensors of the weights are unpickled."""
     (tmp_path / "their_net.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(4, 3)\n\n"
@@ -220,7 +220,7 @@ def test_weights_need_their_class(tmp_path: Path) -> None:
 
 
 def test_pickled_modules_are_refused(tmp_path: Path) -> None:
-    """Loading them would run code of whoever wrote them."""
+    """Loading them would run code of their authors."""
     path = tmp_path / "model.pt"
     torch.save(nn.Linear(4, 3), path)
     with pytest.raises(LoadFailed, match="holds pickled objects, which run code"):
@@ -241,7 +241,7 @@ class Touch:
 
 @pytest.mark.parametrize("part", ["sample_inputs/model.pt", "weights/model.pt", "constants/model.pt"])
 def test_a_program_with_a_pickle_that_runs_code_is_refused(tmp_path: Path, export: Save, part: str) -> None:
-    """In each part that PyTorch unpickles; permitted, the code runs."""
+    """PyTorch unpickles several parts; with permission the code runs."""
     good, path, ran = (
         export(Net(), torch.randn(2, 4), name="good.pt2"),
         tmp_path / "net.pt2",
@@ -288,7 +288,7 @@ def test_a_program_is_loaded_by_a_pytorch_that_unpickles_tensors_alone(
 
 
 def test_a_pickled_module_that_the_operator_allows(tmp_path: Path) -> None:
-    """Answers as before it was saved; what is no module is refused."""
+    """It answers as before; an object that is no module is refused."""
     net, path = Net(), tmp_path / "model.pt"
     torch.save(net, path)
     np.save(tmp_path / "sample_input.npy", rows(2, 4))
@@ -303,8 +303,8 @@ def test_a_pickled_module_that_the_operator_allows(tmp_path: Path) -> None:
         load(path, allow_pickle=True)
 
 
-def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, export: Save) -> None:
-    """In a sentence, whatever PyTorch makes of them."""
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path, export: Save) -> None:
+    """The message is one sentence."""
     path = export(Net(), torch.randn(2, 4))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -318,9 +318,7 @@ def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, expor
 
 @pytest.mark.parametrize("saved", ["exported", "traced"])
 @pytest.mark.parametrize("kind", ZOO)
-def test_models_whose_rows_see_each_other_are_not_batched(
-    export: Save, trace: Save, kind: str, saved: str
-) -> None:
+def test_models_of_mixed_rows_are_not_batched(export: Save, trace: Save, kind: str, saved: str) -> None:
     """Each is found out by trying, and a request gets what the module gives for it alone; its twin is batched."""
     if saved == "exported" and kind in TRACED_ALONE:
         saved = "traced"

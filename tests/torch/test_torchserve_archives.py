@@ -110,12 +110,12 @@ def image_of(seed: int, size: int, mode: str = "RGB") -> bytes:
     return file.getvalue()
 
 
-def asked(body: bytes, kind: str = "") -> ScriptRequest:
+def request_of(body: bytes, kind: str = "") -> ScriptRequest:
     return ScriptRequest(b"", body, head=RequestHead("POST", "/", "", [("content-type", kind)], ""))
 
 
 def answers_of(run: Any, *bodies: bytes, kind: str = "") -> list[ScriptAnswer]:
-    return RequestBatches(run).answers([asked(body, kind) for body in bodies])
+    return RequestBatches(run).answers([request_of(body, kind) for body in bodies])
 
 
 def chosen(run: Any, folder: Path, **settings: Any) -> Any:
@@ -143,7 +143,7 @@ def digit_of(net: Any, image: bytes) -> int:
 
 
 def test_the_mnist_example_answers_as_eager_pytorch(tmp_path: Path) -> None:
-    """A custom class over weights and a model file; one call for several images, of which a bad one is told 400."""
+    """A custom handler over weights and a model file answers: one call has several images; a bad one gets 400."""
     pytest.importorskip("torchvision")
     manifest, files, net = mnist_files()
     folder = write_folder(tmp_path, manifest, files)
@@ -216,7 +216,7 @@ def test_the_text_classifier_answers_several_texts(tmp_path: Path) -> None:
 
 
 def test_a_function_of_a_module_scores_torchscript(tmp_path: Path) -> None:
-    """Under a name of its own, loaded by its call without rows."""
+    """The function has a name of its own; a call without rows loads the model."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=1)).eval()
     files: dict[str, str | bytes] = {
         "net.pt": saved(torch.jit.save, torch.jit.script(net)),
@@ -236,14 +236,14 @@ def test_a_function_of_a_module_scores_torchscript(tmp_path: Path) -> None:
 
 
 class Mixing(torch.nn.Module):
-    """Lets rows see each other: a softmax over the batch."""
+    """Mixes rows by a softmax over the batch."""
 
     def forward(self, rows: Any) -> Any:
         return torch.softmax(rows, dim=0)
 
 
 def test_a_model_that_mixes_rows_gets_one_request_at_a_time(tmp_path: Path) -> None:
-    """Whatever `batchSize` says."""
+    """`batchSize` does not change that."""
     files: dict[str, str | bytes] = {
         "net.pt": saved(torch.jit.save, torch.jit.trace(Mixing(), torch.zeros(1, 4))),
         "net_handler.py": SCRIPTED_HANDLER,
@@ -270,7 +270,7 @@ def base_archive(tmp_path: Path, name: str, content: bytes, **fields: Any) -> Pa
 
 
 def test_a_program_of_torch_export_is_loaded(tmp_path: Path) -> None:
-    """As the serialized file, without a class."""
+    """It is the serialized file, without a class."""
     net = torch.nn.Linear(3, 2).eval()
     shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
     program = torch.export.export(net, (torch.zeros(2, 3),), dynamic_shapes=shapes)
@@ -291,18 +291,18 @@ def test_archive_that_needs_code_to_be_read_is_refused(tmp_path: Path) -> None:
     ):
         pass
     one = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(3, 2)\n"
-    for code, content, said in (
+    for code, content, message in (
         (one, saved(torch.save, net), "which run code of their author"),
         (one + "\n\nclass Other: pass\n", saved(torch.save, net.state_dict()), "it has Net, Other"),
     ):
         folder = base_archive(
-            tmp_path / said[:4].strip(),
+            tmp_path / message[:4].strip(),
             "net.pt",
             content,
             modelFile="net_model.py",
             files={"net_model.py": code},
         )
-        with pytest.raises((LoadFailed, RuntimeError, ValueError), match=said), loaded_handler(folder):
+        with pytest.raises((LoadFailed, RuntimeError, ValueError), match=message), loaded_handler(folder):
             pass
 
 

@@ -318,7 +318,7 @@ def test_wheels_work_in_an_empty_environment(
     ):
         alone = run(home / "bin" / "stoker", *command.split())
         assert alone.returncode == 2, alone.stderr
-        assert f"the command '{command.split()[0]}' is not installed; install it " in alone.stderr
+        assert f"the command '{command.split()[0]}' is not installed; install it" in alone.stderr
         assert missing in alone.stderr.split()
     program = run(python, "-m", "stoker.azure", "deploy.py")
     assert (program.returncode, len(program.stderr.splitlines())) == (2, 1), program.stderr

@@ -14,18 +14,18 @@ from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.tensors import Signature
 
 PROBE_ROWS: Final = (2, 1, 3)
-"""Rows of the batches that show a model's outputs: what is as long as one of them by chance is not as long as all."""
+"""Rows of the batches that show a model's outputs. An axis that has one of these lengths by chance has not all."""
 GPU_INSTANCES: Final = 2
-"""Batches at the same time on a GPU where the deployment does not say: one is copied while one is computed."""
+"""The default of concurrent batches on a GPU: one is copied while another is computed."""
 
 
 def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
-    """The powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
+    """Return the powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
     return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
 
 
 def likely_sizes(deployment: Deployment) -> tuple[int, ...]:
-    """The sizes that batches will have: those that are set, or about those among which the load chooses."""
+    """Return the likely sizes of batches: the buckets of the settings, or powers of two if the load chooses."""
     if deployment.batch_buckets is None:
         return powers_of_two(deployment.max_batch_rows)
     return deployment.batch_buckets or (deployment.max_batch_rows,)
@@ -36,16 +36,16 @@ class OutOfMemory(Exception):
 
 
 class ErrorForCaller(Exception):
-    """A model reports why a request failed, in words for its caller."""
+    """A model's message for the caller of a failed request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Stands in a variable output for a row that failed while the others of its batch did not.
+    """An item of a variable output for a row that failed while others of its batch did not.
 
     Attributes:
-        error: Why; the caller is told the words of an `ErrorForCaller`, and of a `stoker.errors.InvalidInput`, where
-            what the caller sent is to blame.
+        error: The error. The caller gets the message of an `ErrorForCaller`, and of a `stoker.errors.InvalidInput`,
+            which blames the request.
     """
 
     error: BaseException
@@ -76,10 +76,10 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class ChosenRuntime(Runtime, Protocol):
-    """A runtime that was chosen among several ways to run its model.
+    """A runtime that was chosen among several executions of its model.
 
     Attributes:
-        choice: The way, in words for the log; empty if there was no choice.
+        choice: The execution in words for the log; empty if there was no choice.
     """
 
     choice: str
@@ -87,10 +87,10 @@ class ChosenRuntime(Runtime, Protocol):
 
 @runtime_checkable
 class ForkingRuntime(Runtime, Protocol):
-    """A runtime that several threads can use, each through one of its own."""
+    """A runtime that several threads can use, each with a fork of its own."""
 
     def fork(self) -> Runtime:
-        """A further runtime of the same deployment, sharing its weights where it can; for the thread that calls."""
+        """Return another runtime of the same deployment for the calling thread; it shares weights if possible."""
         ...
 
 
@@ -102,7 +102,7 @@ class BufferedRuntime(Runtime, Protocol):
     """
 
     def buffers(self) -> Sequence[np.ndarray]:
-        """Per input an array `[max_batch_rows, *row_shape]`; the same ones in every call."""
+        """Return per input an array `[max_batch_rows, *row_shape]`; the same arrays in every call."""
         ...
 
 
@@ -117,7 +117,7 @@ class JoiningRuntime(Runtime, Protocol):
     monitor: BatchMonitor
 
     def run_tensors(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Run one batch of named tensors, as those are that it joins."""
+        """Run one batch of joined tensors by name."""
         ...
 
 
@@ -144,9 +144,9 @@ class BatchInFlight(Protocol):
         ...
 
     def result(self) -> Outputs:
-        """Wait until the answers are in memory of the host, where they are valid until `release`.
+        """Wait for the answers and return them, in memory of the host that is valid until `release`.
 
-        They are those of all rows of the batch, with its padding.
+        They include the padding of the batch.
 
         Raises:
             OutOfMemory: The device had no memory for the batch.
@@ -155,18 +155,18 @@ class BatchInFlight(Protocol):
         ...
 
     def release(self) -> None:
-        """Give its inputs and outputs to another batch; once for each batch, also after a failure."""
+        """Free the batch's inputs and outputs for another batch; call it once, also after a failure."""
         ...
 
 
 @runtime_checkable
 class PipelinedRuntime(Runtime, Protocol):
-    """A runtime that takes the next batch while the device computes the last one.
+    """A runtime that takes the next batch while the device computes the current one.
 
     The thread that has loaded it calls all methods, and `run` only while no batch is in flight.
 
     Attributes:
-        depth: Most batches in flight, the present one included.
+        depth: The largest number of batches in flight.
         sizes: The sizes of batches that `begin` takes, ascending.
     """
 
@@ -178,14 +178,14 @@ class PipelinedRuntime(Runtime, Protocol):
         ...
 
     def detach(self, arena: Arena) -> None:
-        """Let go of an arena, which no batch in flight reads."""
+        """Release an arena, which no batch in flight reads."""
         ...
 
     def begin(self, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> BatchInFlight:
-        """Start a batch, which the device computes after those that began before; never waits for the device.
+        """Start a batch without waiting for the device, which computes batches in order.
 
-        What the device refuses, `result` of the batch raises. The rows must stay as they are until the batch is done.
-        At most `depth` batches are unreleased.
+        Errors of the device are raised by `result` of the batch. The rows must not change until the batch is done. At
+        most `depth` batches are unreleased.
 
         Args:
             blocks: Attached arenas, with the numbers of the rows in each.
@@ -195,7 +195,7 @@ class PipelinedRuntime(Runtime, Protocol):
         ...
 
     def copy_ns(self, rows: int) -> int:
-        """How long the copy of so many rows to the device takes, as measured at the load."""
+        """Return the time to copy `rows` rows to the device, as measured at the load."""
         ...
 
 
@@ -213,14 +213,14 @@ class SizedRuntime(Runtime, Protocol):
     sizes: Sequence[int]
 
     def open_size(self, rows: int) -> None:
-        """Do what takes seconds of `add_size`; on any thread, while batches of other sizes run."""
+        """Do the slow part of `add_size`, which takes seconds; on any thread, while batches of other sizes run."""
         ...
 
     def add_size(self, rows: int) -> int:
         """Prepare for batches of a further size.
 
         Returns:
-            How long the device computes such a batch, in ns.
+            The time in which the device computes such a batch, in ns.
 
         Raises:
             OutOfMemory: The device has no memory for it.
@@ -233,5 +233,5 @@ class SizedRuntime(Runtime, Protocol):
         ...
 
     def prepare_again(self) -> None:
-        """Give back memory that removed sizes need, unless the device has plenty; others may be prepared anew."""
+        """Free memory of removed sizes if the device has little; this may prepare the other sizes again."""
         ...

@@ -1,6 +1,6 @@
-"""The CUDA runtime API, as far as runtimes call it themselves beside ONNX Runtime.
+"""The functions of the CUDA runtime API that runtimes call themselves, beside those of a framework.
 
-It is the `libcudart` that ONNX Runtime's provider has loaded into the process. `ctypes` releases the interpreter lock
+They are in the `libcudart` that the framework has loaded into the process. `ctypes` releases the interpreter lock
 during each call, so one thread copies while another computes.
 """
 
@@ -30,7 +30,7 @@ _MAPS: Final = Path("/proc/self/maps")
 
 
 class _CopyAttributes(ctypes.Structure):
-    """`cudaMemcpyAttributes`: sources are read in the order of the stream; no hints of places."""
+    """`cudaMemcpyAttributes`: sources are read in the order of the stream, without hints of places."""
 
     _fields_ = (
         ("source_access_order", ctypes.c_int),
@@ -44,7 +44,7 @@ _IN_STREAM_ORDER: Final = 1
 
 
 class CudaError(Exception):
-    """A call of the CUDA runtime failed; the message has its number and CUDA's words for it."""
+    """A call of the CUDA runtime failed; the message has the number and text of the error."""
 
 
 class CudaRuntime:
@@ -102,11 +102,11 @@ class CudaRuntime:
             batch.restype = ctypes.c_int
 
     def host_alloc(self, size_bytes: int) -> int:
-        """Allocate pinned host memory; raises CudaError if the system grants none."""
+        """Allocate pinned host memory; raise CudaError if the system grants none."""
         address = ctypes.c_void_p()
         code = self._library.cudaHostAlloc(ctypes.byref(address), size_bytes, _PORTABLE)
         if code:
-            # That the host has no memory to pin must not look as if the GPU had none.
+            # OutOfMemory would mean that the GPU has no memory.
             raise self._error("cudaHostAlloc", code)
         return address.value or 0
 
@@ -115,7 +115,7 @@ class CudaRuntime:
         self._check("cudaFreeHost", self._library.cudaFreeHost(address))
 
     def device_alloc(self, size_bytes: int) -> int:
-        """Allocate GPU memory; raises OutOfMemory."""
+        """Allocate GPU memory; raise OutOfMemory if there is none."""
         address = ctypes.c_void_p()
         self._check("cudaMalloc", self._library.cudaMalloc(ctypes.byref(address), size_bytes))
         return address.value or 0
@@ -167,11 +167,11 @@ class CudaRuntime:
         self._check("cudaMemsetAsync", self._library.cudaMemsetAsync(device, 0, size_bytes, stream))
 
     def synchronize(self, stream: int) -> None:
-        """Wait for everything in a stream; raises CudaError if any of it failed."""
+        """Wait for all work of a stream; raise CudaError if it failed."""
         self._check("cudaStreamSynchronize", self._library.cudaStreamSynchronize(stream))
 
     def register_host(self, address: int, size_bytes: int) -> None:
-        """Pin pages that are there already, so that the GPU reads them; raises CudaError if the system refuses."""
+        """Pin existing pages, so that the GPU can read them; raise CudaError if the system refuses."""
         code = self._library.cudaHostRegister(address, size_bytes, _PORTABLE)
         if code:
             raise self._error("cudaHostRegister", code)
@@ -181,9 +181,9 @@ class CudaRuntime:
         self._check("cudaHostUnregister", self._library.cudaHostUnregister(address))
 
     def create_event(self, *, timed: bool = False) -> int:
-        """Make an event; those that are timed can be given to `elapsed_ns`, others are cheaper."""
+        """Make an event. Timed events are for `elapsed_ns`, others are cheaper."""
         event = ctypes.c_void_p()
-        # Who waits sleeps: the other flag would keep a core busy for as long as the batch takes.
+        # With this flag a waiting thread sleeps; otherwise it would keep a core busy during the batch.
         flags = _BLOCKING_SYNC | (0 if timed else _DISABLE_TIMING)
         code = self._library.cudaEventCreateWithFlags(ctypes.byref(event), flags)
         self._check("cudaEventCreateWithFlags", code)
@@ -194,15 +194,15 @@ class CudaRuntime:
         self._check("cudaEventDestroy", self._library.cudaEventDestroy(event))
 
     def record(self, event: int, stream: int) -> None:
-        """Put an event at the present end of a stream."""
+        """Put an event at the current end of a stream."""
         self._check("cudaEventRecord", self._library.cudaEventRecord(event, stream))
 
     def wait_in_stream(self, stream: int, event: int) -> None:
-        """Let what comes later in a stream begin only when an event has come to pass in its own."""
+        """Make later work of a stream wait for an event of another stream."""
         self._check("cudaStreamWaitEvent", self._library.cudaStreamWaitEvent(stream, event, 0))
 
     def ignore_captures(self) -> None:
-        """Let the calls of this thread be made while another one captures a graph.
+        """Allow calls of this thread while another thread captures a graph.
 
         CUDA would refuse many of them, and the capture would fail too.
         """
@@ -213,30 +213,30 @@ class CudaRuntime:
             self._thread.ignores_captures = True
 
     def has_passed(self, event: int) -> bool:
-        """Whether the device has come to an event; raises CudaError if something before it failed."""
+        """Return whether the device has reached an event; raise CudaError if work before it failed."""
         self.ignore_captures()
         code = self._library.cudaEventQuery(event)
         if code == _NOT_READY:
-            # It counts as the last error, which ONNX Runtime would take for one of its own.
+            # "Not ready" counts as the last error, which ONNX Runtime would take for its own.
             self._library.cudaGetLastError()
             return False
         self._check("cudaEventQuery", code)
         return True
 
     def wait_for(self, event: int) -> None:
-        """Wait until the device has come to an event; raises CudaError if something before it failed."""
+        """Wait until the device has reached an event; raise CudaError if work before it failed."""
         self.ignore_captures()
         self._check("cudaEventSynchronize", self._library.cudaEventSynchronize(event))
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """The time between two timed events that have come to pass."""
+        """Return the time between two timed events that have passed."""
         elapsed_ms = ctypes.c_float()
         code = self._library.cudaEventElapsedTime(ctypes.byref(elapsed_ms), start, end)
         self._check("cudaEventElapsedTime", code)
         return round(elapsed_ms.value * 1e6)
 
     def free_bytes(self) -> int:
-        """How much memory the GPU has left."""
+        """Return the free memory of the GPU."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._check("cudaMemGetInfo", self._library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
         return free.value
@@ -250,7 +250,7 @@ class CudaRuntime:
         raise error
 
     def _error(self, function: str, code: int) -> CudaError:
-        # CUDA remembers the last error of the thread; ONNX Runtime would take it for one of its own kernels.
+        # CUDA keeps the last error of the thread, which ONNX Runtime would take for one of its kernels.
         self._library.cudaGetLastError()
         words = self._library.cudaGetErrorString(code) or b"unknown error"
         return CudaError(f"{function}: CUDA error {code}, {words.decode(errors='replace')}")
@@ -260,10 +260,10 @@ def load_cuda(major: str) -> CudaRuntime:
     """Find the CUDA runtime that a framework has loaded into this process.
 
     Args:
-        major: The major version that is wanted where several are loaded; empty for any.
+        major: The preferred major version if several are loaded; empty for any.
 
     Raises:
-        CudaError: None is loaded.
+        CudaError: No CUDA runtime is loaded.
     """
     mapped = {line.split()[-1] for line in _MAPS.read_text().splitlines() if "/libcudart.so." in line}
     if not mapped:

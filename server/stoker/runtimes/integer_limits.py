@@ -1,8 +1,8 @@
 """Ranges of a PyTorch model's integers: on a GPU an index out of range breaks CUDA for the whole process.
 
-On the CPU PyTorch raises IndexError for an index that a table does not have. On a GPU the kernel asserts instead, and
-from then on every call of the process fails. So the load finds out the range of each input of integers, without
-giving the GPU an index that is out of range, and requests beyond it are refused.
+On the CPU PyTorch raises IndexError for an index that is out of range. On a GPU the kernel asserts instead, and from
+then on every call of the process fails. So the load finds the range of each input of integers without such an index
+on the GPU, and requests beyond it are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.runtimes.packed import Feeds, Run
 from stoker.tensors import TensorInfo
 
 Limits = Mapping[str, tuple[int, int]]
-"""The smallest and the largest number that an input takes, by name; what is known of no range is absent."""
+"""The smallest and the largest number that an input takes, by name; inputs without a known range are absent."""
 
 _PLACES: Final = {
     "aten::embedding": (0, 1, None),
@@ -33,15 +33,15 @@ _PLACES: Final = {
     "aten::index_add": (0, 2, 1),
     "aten::index_copy": (0, 2, 1),
 }
-"""Operators that look something up: the places of the table, of the indices, and of the axis, which else is 0."""
+"""Operators with indices: the places of the table, of the indices, and of the axis, which is 0 without a place."""
 _LISTS: Final = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 """Operators with a list of indices, one for each axis, which may count from the end."""
 
 
 def checked_indices(torch: Any) -> Any:
-    """Return a context in which PyTorch raises IndexError for an index out of range, whatever the device.
+    """Return a context in which PyTorch raises IndexError for an index out of range, on any device.
 
-    It waits for the device at each operator that looks something up, so it is for the load.
+    It waits for the device at each operator with indices, so it is for the load.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,7 +49,7 @@ def checked_indices(torch: Any) -> Any:
         def __torch_dispatch__(
             self, operator: Any, types: Any, arguments: Sequence[Any] = (), named: Any = None
         ) -> Any:
-            name = operator._schema.name  # noqa: SLF001  # it has no other
+            name = operator._schema.name  # noqa: SLF001  # an operator has no public name
             if name in _LISTS:
                 _check_list(torch, *arguments[:2])
             elif name in _PLACES:
@@ -80,19 +80,22 @@ def find_limits(run: Run, inputs: Sequence[TensorInfo], request: Feeds) -> dict[
     """Find the range of each input of integers by trying numbers, each in all places of the input.
 
     Args:
-        run: The model, which raises InvalidInput for what it does not take.
+        run: The model, which raises InvalidInput for numbers that it does not take.
         request: A request that it answers.
     """
     limits = {}
     for info in inputs:
-        given, dtype = request[info.name], np.dtype(info.dtype)
-        if dtype.kind not in "iu" or not given.size:
+        array, dtype = request[info.name], np.dtype(info.dtype)
+        if dtype.kind not in "iu" or not array.size:
             continue
         ends = np.iinfo(dtype)
         takes = partial(_takes, run, request, info.name)
-        known = int(given.max())
+        known = int(array.max())
         if takes(known):
-            limits[info.name] = (_last(takes, known, int(ends.min)), _last(takes, known, int(ends.max)))
+            limits[info.name] = (
+                _find_end(takes, known, int(ends.min)),
+                _find_end(takes, known, int(ends.max)),
+            )
     return limits
 
 
@@ -104,25 +107,25 @@ def _takes(run: Run, request: Feeds, name: str, number: int) -> bool:
     return True
 
 
-def _last(takes: Callable[[int], bool], taken: int, end: int) -> int:
-    """The number nearest to an end up to which all are taken, as far as those tell that are tried."""
+def _find_end(takes: Callable[[int], bool], accepted: int, end: int) -> int:
+    """Return the last accepted number towards `end`, if acceptance changes only once on the way."""
     if takes(end):
         return end
-    refused, reach = end, 1
-    # Tables are short, compared with the numbers that there are.
-    while reach < abs(refused - taken):
-        tried = taken + reach if end > taken else taken - reach
-        if not takes(tried):
-            refused = tried
+    refused, step = end, 1
+    # Tables are short compared with the range of the dtype, so steps begin small.
+    while step < abs(refused - accepted):
+        number = accepted + step if end > accepted else accepted - step
+        if not takes(number):
+            refused = number
             break
-        taken, reach = tried, 2 * reach
-    while abs(refused - taken) > 1:
-        tried = (taken + refused) // 2
-        if takes(tried):
-            taken = tried
+        accepted, step = number, 2 * step
+    while abs(refused - accepted) > 1:
+        number = (accepted + refused) // 2
+        if takes(number):
+            accepted = number
         else:
-            refused = tried
-    return taken
+            refused = number
+    return accepted
 
 
 def check_limits(feeds: Feeds, limits: Limits) -> None:

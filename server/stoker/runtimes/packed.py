@@ -107,16 +107,7 @@ class PackedRuntime:
             key = tuple((name, self._size_class(name, array)) for name, array in sorted(feeds.items()))
             alike.setdefault(key, []).append(place)
         for places in alike.values():
-            batch: list[int] = []
-            rows = 0
-            for place in places:
-                added = _rows(requests[place])
-                if batch and rows + added > self._max_batch_rows:
-                    yield batch
-                    batch, rows = [], 0
-                batch.append(place)
-                rows += added
-            yield batch
+            yield from split_by_rows(places, [_rows(requests[i]) for i in places], self._max_batch_rows)
 
     def _size_class(self, name: str, array: np.ndarray) -> tuple[int, ...]:
         """Return the properties of an input that two requests must share to run as one."""
@@ -171,6 +162,23 @@ class PackedRuntime:
             self.monitor.keep_rows(feeds, outputs, [0, *bounds.tolist()])
         parts = {name: np.split(array, bounds[:-1]) for name, array in outputs.items()}
         return [{name: parts[name][index] for name in outputs} for index in range(len(requests))]
+
+
+def split_by_rows(places: Sequence[int], rows: Sequence[int], most_rows: int) -> Iterator[list[int]]:
+    """Split places of requests into batches of at most `most_rows` rows, or of one longer request.
+
+    Args:
+        rows: The rows of each request.
+    """
+    batch: list[int] = []
+    total = 0
+    for place, count in zip(places, rows, strict=True):
+        if batch and total + count > most_rows:
+            yield batch
+            batch, total = [], 0
+        batch.append(place)
+        total += count
+    yield batch
 
 
 def _rows(feeds: Feeds) -> int:

@@ -25,7 +25,7 @@ class StagedTensor:
     """
 
     def __init__(self, cuda: CudaRuntime, spec: TensorSpec, rows: int) -> None:
-        """Allocate the memory; raises OutOfMemory."""
+        """Allocate the memory; raise OutOfMemory if the GPU has too little."""
         self.name, self.dtype, self.shape = spec.name, spec.numpy_dtype, spec.shape
         self.row_bytes = self.dtype.itemsize * math.prod(spec.shape)
         size_bytes = max(1, rows * self.row_bytes)
@@ -53,17 +53,17 @@ class StagedMemory:
         self.rows = rows
         self.inputs = [StagedTensor(cuda, spec, rows) for spec in inputs]
         self.outputs = [StagedTensor(cuda, spec, rows) for spec in outputs]
-        # A model may look up what its inputs say, so its first run must not be on whatever lay in the memory.
+        # Inputs may be indices, so the first run must not see random memory.
         for staged in self.inputs:
             cuda.fill_with_zeros(staged.device_address, staged.host.nbytes, self._stream)
         cuda.synchronize(self._stream)
 
     def host_inputs(self) -> list[np.ndarray]:
-        """Per input the array `[rows, *row_shape]` that is copied to the GPU."""
+        """Return per input the array `[rows, *row_shape]` that is copied to the GPU."""
         return [staged.host for staged in self.inputs]
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
-        """Copy a batch to the GPU and wait for it; what lies in the host arrays already is not copied twice."""
+        """Copy a batch to the GPU and wait for it; rows that are in the host arrays already are not copied twice."""
         for staged, array in zip(self.inputs, arrays, strict=True):
             rows = len(array)
             if array.__array_interface__["data"][0] != staged.host_address:
@@ -84,7 +84,7 @@ class StagedMemory:
 
 
 def _host_array(cuda: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype, size_bytes: int) -> np.ndarray:
-    """Zeros in pinned memory, or in plain memory where none is granted."""
+    """Return zeros in pinned memory, or in plain memory if the system grants none."""
     try:
         address = cuda.host_alloc(size_bytes)
     except CudaError as error:

@@ -1,8 +1,8 @@
 """Batches of fixed sizes on a GPU, one computed while the next is copied: streams, events, and sets of memory.
 
-All batches of a model run in one stream, one after the other, so that each takes the time that was measured for it.
-Copies to the GPU and back have a stream each. A batch has a set of inputs and outputs of its own until its answers
-have been taken; events keep the order of what happens to a set.
+All batches of a model run in one stream, one after the other, so that each takes its measured time. Copies to the GPU
+and back have a stream each. A batch has its own set of inputs and outputs until it is released; events keep the order
+of copies and computations on a set.
 
 See decision 51.
 """
@@ -34,9 +34,9 @@ _SEEDS: Final = (1, 2)
 _REPLAYS: Final = 3
 _MOST_REPLAYS: Final = 20
 _TIMED_NS: Final = 2_000_000
-"""A size is timed at least so often, and more often up to so long in all."""
+"""A size is measured at least `_REPLAYS` times, and short ones up to `_MOST_REPLAYS` times or this time in all."""
 _LITTLE: Final = 0.1
-"""Memory is not given back while a model takes less than this, relative to what the device has left."""
+"""Memory is not freed while the model's part is smaller than this, relative to the free memory of the device."""
 
 
 class Graphs(Protocol):
@@ -45,17 +45,17 @@ class Graphs(Protocol):
     The thread that runs the batches calls all methods but `open`.
 
     Attributes:
-        shares_memory: Whether sizes use the same working memory, so that it is kept until all of them are released.
+        shares_memory: Whether sizes share working memory, which is kept until all of them are released.
     """
 
     shares_memory: bool
 
     def open(self, size: int, stream: int) -> None:
-        """Do what takes seconds of `capture`; on any thread.
+        """Do the slow part of `capture`, which takes seconds; on any thread.
 
         Raises:
             OutOfMemory: The device has no memory for it.
-            LoadFailed: The framework cannot do it.
+            LoadFailed: The framework cannot prepare the size.
         """
         ...
 
@@ -63,35 +63,35 @@ class Graphs(Protocol):
         """Capture a graph of a size for each set.
 
         Args:
-            stream: Where it computes; the same one in all calls.
+            stream: The stream of its computation, the same in all calls.
 
         Returns:
-            For each set what begins the computation of the rows that lie in it.
+            A function for each set that begins the computation of its rows.
 
         Raises:
             OutOfMemory: The device has no memory for it; nothing of this size is left.
-            Exception: It cannot be captured.
+            Exception: The model cannot be captured.
         """
         ...
 
     def release(self, size: int) -> None:
-        """Give back what is held for this size alone."""
+        """Free what only this size uses."""
         ...
 
 
 class BatchSet:
-    """The memory of one batch on the host and on the GPU, and the events of its way.
+    """The memory of one batch on the host and on the GPU, and its events.
 
     Attributes:
-        used_rows: Per input how many rows from the start on may differ from zero on the GPU.
-        copied: Its inputs are on the GPU.
-        started: The GPU begins to compute it.
-        computed: Its outputs are there.
-        done: Its outputs are on the host.
+        used_rows: Per input the number of first rows that may differ from zero on the GPU.
+        copied: The event that its inputs are on the GPU.
+        started: The event that the GPU begins to compute it.
+        computed: The event that its outputs are computed.
+        done: The event that its outputs are on the host.
     """
 
     def __init__(self, cuda: CudaRuntime, signature: Signature, rows: int) -> None:
-        """Allocate the memory; raises OutOfMemory."""
+        """Allocate the memory; raise OutOfMemory if there is too little."""
         self.inputs = [StagedTensor(cuda, spec, rows) for spec in signature.inputs]
         self.outputs = [StagedTensor(cuda, spec, rows) for spec in signature.outputs]
         self.used_rows = [0] * len(self.inputs)
@@ -106,7 +106,7 @@ def _event(owner: object, cuda: CudaRuntime, *, timed: bool) -> int:
 
 
 class CapturedBatch:
-    """A batch on its way; see `BatchInFlight`."""
+    """A batch in flight; see `BatchInFlight`."""
 
     def __init__(
         self, cuda: CudaRuntime, batch_set: BatchSet, size: int, release: Callable[[BatchSet], None]
@@ -150,12 +150,12 @@ class Streams:
     """
 
     def __init__(self, name: str, cuda: CudaRuntime) -> None:
-        """Create them; `name` is the model's, for the log."""
+        """Create the streams; `name` is the model's, for the log."""
         self._name, self._cuda = name, cuda
         self.compute, self.copy_in, self.copy_out = (self._create() for _ in range(3))
 
     def settle(self) -> None:
-        """Wait for all that has begun, so that nothing uses the set of a batch that failed."""
+        """Wait for all streams, so that none uses the set of a failed batch."""
         for stream in (self.copy_in, self.compute, self.copy_out):
             try:
                 self._cuda.synchronize(stream)
@@ -171,8 +171,8 @@ class Streams:
 class PipelinedExecution:
     """Batches of captured sizes; see `PipelinedRuntime`. Batches of other sizes run as the next larger one.
 
-    It is no `BufferedRuntime`: who gathers rows in its memory could not know which rows `begin` has left there. The
-    outputs of `run` are overwritten by the next batch.
+    It is no `BufferedRuntime`: its memory may still hold rows of `begin`. The next batch overwrites the outputs of
+    `run`.
     """
 
     choice = "execution graph"
@@ -192,16 +192,16 @@ class PipelinedExecution:
         """Prepare each size and set, on the thread that will run them: frameworks may keep graphs for each thread.
 
         Args:
-            name: Of the model, for the log.
+            name: The name of the model for the log.
             graphs: Computes the batches.
-            sizes: Sizes of batches in rows. Those for which the device has no memory are left out.
-            max_batch_rows: The largest size that may ever be added.
-            depth: How many sets there are.
-            limits: The integers that inputs take, where others would break the device.
+            sizes: Sizes of batches in rows. Sizes for which the device has no memory are left out.
+            max_batch_rows: The largest size that may be added later.
+            depth: The number of sets.
+            limits: The integers that inputs take, if others would break the device.
 
         Raises:
             OutOfMemory: The device has no memory for any size.
-            LoadFailed: The framework cannot do it.
+            LoadFailed: The framework cannot prepare a size.
             Exception: CUDA cannot capture the model.
         """
         self.signature = signature
@@ -220,7 +220,7 @@ class PipelinedExecution:
         self._free = deque(self._sets)
         self._begins: dict[int, Sequence[Callable[[], None]]] = {}
         self._free_bytes = cuda.free_bytes()
-        # A model may look up what its inputs say, so it must not be run on whatever lay in the memory.
+        # Inputs may be indices, so no run must see random memory.
         self._clear_inputs()
         self._capture_all(sizes)
         self._copies = RowCopies(name, cuda, self._streams.copy_in, self._sets[0].inputs, clock_ns)
@@ -253,7 +253,7 @@ class PipelinedExecution:
         """See `SizedRuntime`."""
         free_bytes = self._cuda.free_bytes()
         taken_bytes = self._free_bytes - free_bytes
-        # It takes seconds, as the load did.
+        # Preparing again takes seconds, as at the load.
         if not self._graphs.shares_memory or taken_bytes <= _LITTLE * free_bytes:
             return
         sizes = self.sizes
@@ -262,7 +262,7 @@ class PipelinedExecution:
         self._capture_all(sizes)
 
     def check_size(self, size: int, known: int) -> None:
-        """Raise ValueError unless a size gives what a known one gives for the same rows."""
+        """Raise ValueError unless a size agrees with a known one for the same rows."""
         for seed in _SEEDS:
             inputs = sample_rows(self.signature.inputs, size, seed)
             outputs = [array.copy() for array in self.run(inputs)]
@@ -278,9 +278,9 @@ class PipelinedExecution:
                     )
 
     def computed_ns(self, size: int) -> int:
-        """How long the device computes a batch of a size, of what the first set holds: the shortest of a few."""
+        """Return the shortest of several times in which the device computes a batch of a size, on the first set."""
         times_ns: list[int] = []
-        # Of short batches more, for each is only as exact as a launch.
+        # Short batches are measured more often, because the launch makes their times inexact.
         while len(times_ns) < _REPLAYS or (sum(times_ns) < _TIMED_NS and len(times_ns) < _MOST_REPLAYS):
             batch = self._begin(self._free.popleft(), size, size, lambda *_: None)
             try:
@@ -358,7 +358,7 @@ class PipelinedExecution:
             )
         cuda, streams = self._cuda, self._streams
         compute = streams.compute
-        # A lone batch has nothing to overlap with: in one stream it needs fewer calls.
+        # A lone batch overlaps with no other one: in one stream it needs fewer calls.
         alone = len(self._free) == self.depth - 1
         copy_in, copy_out = (compute, compute) if alone else (streams.copy_in, streams.copy_out)
         send(batch_set, copy_in)
@@ -382,7 +382,7 @@ class PipelinedExecution:
         self._cuda.synchronize(self._streams.compute)
 
     def _clear_padding(self, batch_set: BatchSet, rows: int, size: int, stream: int) -> None:
-        """Set the padding rows to zeros, as far as earlier batches have left something there."""
+        """Set the padding rows to zeros if earlier batches have used them."""
         for index, staged in enumerate(batch_set.inputs):
             used = batch_set.used_rows[index]
             if used > rows and size > rows:
@@ -394,11 +394,11 @@ class PipelinedExecution:
 
     def _capture(self, size: int) -> None:
         self._begins[size] = self._graphs.capture(size, self._sets, self._streams.compute)
-        # Other threads read it.
+        # Other threads read `sizes`, so the tuple is replaced.
         self.sizes = tuple(sorted(self._begins))
 
     def _capture_all(self, sizes: Sequence[int]) -> None:
-        # The largest first: what it needs is enough for all others that share its memory.
+        # The largest is first: its memory is enough for the others that share it.
         failure: OutOfMemory | None = None
         for size in sorted(sizes, reverse=True):
             try:
@@ -414,7 +414,7 @@ class PipelinedExecution:
 
 
 def check_pipeline(name: str, pipeline: PipelinedExecution, plain: Runtime) -> None:
-    """Raise ValueError unless all sizes give what plain calls give, and OutOfMemory where those have no memory."""
+    """Raise ValueError unless all sizes agree with plain calls, and OutOfMemory if plain calls have no memory."""
     known = feasible_sizes(name, plain, pipeline.sizes)
     if not known:
         raise OutOfMemory("the device has no memory for plain calls to compare with")

@@ -1,4 +1,4 @@
-"""The precision in which a model computes on a GPU: converted models are compared with float32, and some refused."""
+"""The precision of a model on a GPU: its answers are compared with float32, and too large differences are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _MOST_DIFFERENCE: Final = {"fp16": 5e-2, "bf16": 1e-1}
 """By how much of the largest output the answers in a precision may differ from those in float32."""
 _NEAR_TIE: Final = 0.2
-"""A class may change if the scores of both differ by no more than this part of that difference."""
+"""A class may change if both scores differ by at most this part of the allowed difference."""
 
 
 def is_converted(precision: str) -> bool:
@@ -41,7 +41,7 @@ def check_precision(
     """Compare a model on a GPU with float32 on the CPU on two made-up rows.
 
     Args:
-        reference: Loads the model as it is, on the CPU; not called if there are no made-up rows that the model takes.
+        reference: Loads the original model on the CPU; not called if the model does not take made-up rows.
 
     Returns:
         The largest difference, relative to the largest output; None if the model does not take the rows.
@@ -53,11 +53,11 @@ def check_precision(
         feeds = sample_feeds(inputs, 2)
         outputs = run(feeds)
         expected = reference()(feeds)
-    except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
+    except Exception as error:  # noqa: BLE001  # a model may raise any error for made-up inputs
         level = logging.WARNING if is_converted(precision) else logging.INFO
         logger.log(
             level,
-            "%s: precision %s, which cannot be compared with float32 on the CPU: %s", name, precision, error,
+            "%s: precision %s cannot be compared with float32 on the CPU: %s", name, precision, error,
         )  # fmt: skip
         return None
     return compare_precision(name, precision, outputs, expected)
@@ -107,17 +107,17 @@ def describe_difference(difference: float, reference: str) -> str:
 
 
 def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    """Return the largest relative difference of floats; other numbers may turn with the last bit of them."""
+    """Return the largest relative difference of floats; integers may depend on the last bit of a float."""
     names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
     return largest_difference([outputs[name] for name in names], [expected[name] for name in names])
 
 
-def _changes_class(given: np.ndarray, expected: np.ndarray, near_tie: float) -> bool:
-    """Whether another column of a row is the largest, and it was smaller by more than a part of all numbers."""
+def _changes_class(outputs: np.ndarray, expected: np.ndarray, near_tie: float) -> bool:
+    """Whether another column of a row is the largest, and its expected score was lower by more than a near tie."""
     if expected.ndim != 2 or expected.shape[1] < 2 or number_kind(expected.dtype) != "f":
         return False
     scores = expected.astype(np.float64)
     if not np.isfinite(scores).all():
         return False
-    chosen = np.take_along_axis(scores, given.argmax(1)[:, None], axis=1)[:, 0]
+    chosen = np.take_along_axis(scores, outputs.argmax(1)[:, None], axis=1)[:, 0]
     return bool((scores.max(1) - chosen > near_tie * np.abs(scores).max(initial=0.0)).any())

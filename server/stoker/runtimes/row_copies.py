@@ -1,8 +1,8 @@
-"""Rows on their way from the arenas to the GPU: straight from their places, or gathered in pinned memory first.
+"""Copies of rows from the arenas to the GPU: straight from their places, or gathered in pinned memory first.
 
-Straight copies spare a copy by the CPU, but cost a call of the driver for each run of adjacent rows, and need arenas
-that are registered with CUDA. Which way is cheaper depends on the size of a row and on the machine, so both are
-measured when the model is loaded.
+Straight copies save a copy by the CPU, but need a call of the driver for each run of adjacent rows, and arenas that
+are registered with CUDA. The cheaper kind depends on the size of a row and on the machine, so both are measured when
+the model is loaded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Blocks = Sequence[tuple[Arena, np.ndarray]]
 
 _RUNS: Final = 5
 _MEASURED_BYTES: Final = 64 << 20
-"""Larger batches are not measured: their times lie on the line through the last two that are."""
+"""Larger batches are not measured: their times are extrapolated from the last two measured ones."""
 _PIECE_BYTES: Final = 16 << 20
-"""At least so many bytes of rows are registered at once, which takes a millisecond."""
+"""The least bytes of rows to register at once, which takes a millisecond."""
 
 
 def begin_copies(
@@ -46,8 +46,8 @@ def begin_copies(
 
     Args:
         sources: The address of each row, `uint64[rows]`.
-        pieces: The number of the piece of each row that is registered by itself.
-        in_batches: Whether one call begins all of them.
+        pieces: The number of the registered piece of each row.
+        in_batches: Whether one call begins all copies.
     """
     row_bytes = staged.row_bytes
     starts = np.flatnonzero((np.diff(sources) != row_bytes) | (np.diff(pieces) != 0)) + 1
@@ -64,12 +64,12 @@ def begin_copies(
 
 @dataclass(frozen=True, slots=True)
 class CopyTimes:
-    """How long the copy of a batch of one input takes.
+    """The times to copy a batch of one input.
 
     Attributes:
-        gathered_ns: By rows, from 0 on.
-        straight_ns: Likewise; None where rows cannot be copied straight.
-        in_batches: Whether straight copies are begun in one call.
+        gathered_ns: The times of gathered copies, by rows from 0 on.
+        straight_ns: The times of straight copies; None if they are impossible.
+        in_batches: Whether one call begins all straight copies.
     """
 
     gathered_ns: Sequence[int]
@@ -77,11 +77,11 @@ class CopyTimes:
     in_batches: bool = False
 
     def is_straight(self, rows: int) -> bool:
-        """Whether so many rows are copied straight from arenas that are registered."""
+        """Whether `rows` rows of registered arenas are copied straight."""
         return self.straight_ns is not None and self.straight_ns[rows] < self.gathered_ns[rows]
 
     def copy_ns(self, rows: int) -> int:
-        """The time of the cheaper way."""
+        """Return the time of the cheaper kind of copy."""
         return (
             self.straight_ns[rows] if self.straight_ns and self.is_straight(rows) else self.gathered_ns[rows]
         )
@@ -90,15 +90,15 @@ class CopyTimes:
 class RegisteredRows:
     """The rows of one input of an arena, registered with CUDA in pieces, as they are used.
 
-    Frontends use few of their rows again and again, and registered pages take memory. A piece is of whole rows and
-    whole pages, so that no copy crosses the end of one.
+    Frontends use the same few rows repeatedly, and registered pages take memory. A piece has whole rows and whole
+    pages, so that no copy crosses its end.
 
     Attributes:
         is_refused: Whether the system has refused a piece.
     """
 
     def __init__(self, cuda: CudaRuntime, rows: np.ndarray) -> None:
-        """Register the first piece; raises CudaError if the system refuses."""
+        """Register the first piece; raise CudaError if the system refuses."""
         self.address: int = rows.ctypes.data
         self.is_refused = False
         self._cuda = cuda
@@ -110,7 +110,7 @@ class RegisteredRows:
         self._register(0)
 
     def pieces(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of the pieces of some rows, which are registered then; raises CudaError if that is refused."""
+        """Register the pieces of rows and return their numbers; raise CudaError if the system refuses."""
         pieces: np.ndarray = numbers // self._piece_rows
         if not self._is_registered[pieces].all():
             for piece in np.unique(pieces[~self._is_registered[pieces]]).tolist():
@@ -132,7 +132,7 @@ class RegisteredRows:
 
 
 class RowCopies:
-    """Copies rows of a model's inputs to the GPU, each in the way that is cheaper for its size."""
+    """Copies rows of a model's inputs to the GPU, each input by the cheaper kind of copy."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class RowCopies:
         inputs: Sequence[StagedTensor],
         clock_ns: Callable[[], int],
     ) -> None:
-        """Measure both ways.
+        """Measure both kinds of copies.
 
         Args:
-            name: Of the model, for the log.
+            name: The name of the model for the log.
             stream: A stream in which nothing else runs.
-            inputs: Memory of one batch, in which it is measured.
+            inputs: The memory of one batch for the measurement.
         """
         self._name = name
         self._cuda = cuda
@@ -165,7 +165,7 @@ class RowCopies:
                 try:
                     registered[index] = RegisteredRows(self._cuda, arena.inputs[index])
                 except CudaError as error:
-                    self._tell(error)
+                    self._log_refusal(error)
 
     def detach(self, arena: Arena) -> None:
         """Release an arena, which no copy reads any more."""
@@ -173,15 +173,15 @@ class RowCopies:
             rows.release()
 
     def copy_ns(self, rows: int) -> int:
-        """How long the copies of all inputs of so many rows take."""
+        """Return the time to copy `rows` rows of all inputs."""
         return self._copy_ns[rows]
 
     def send(self, index: int, staged: StagedTensor, blocks: Blocks, rows: int, stream: int) -> None:
         """Begin the copy of an input's rows to the GPU.
 
         Args:
-            index: Of the input.
-            staged: Its memory of a batch, which nothing uses.
+            index: The number of the input.
+            staged: Its memory of a batch, which nothing else uses.
         """
         if self._times[index].is_straight(rows) and self._try_straight(index, staged, blocks, stream):
             return
@@ -189,7 +189,7 @@ class RowCopies:
         self._cuda.copy_to_device(staged.device_address, staged.host_address, rows * staged.row_bytes, stream)
 
     def _try_straight(self, index: int, staged: StagedTensor, blocks: Blocks, stream: int) -> bool:
-        """Begin straight copies; returns False if some of the rows are not registered."""
+        """Begin straight copies; return False if a row is not registered."""
         sources, pieces = [], []
         for arena, numbers in blocks:
             registered = self._registered.get(arena, {}).get(index)
@@ -198,9 +198,9 @@ class RowCopies:
             try:
                 pieces.append(registered.pieces(numbers))
             except CudaError as error:
-                # Batches in flight may still read the pieces that there are.
+                # The registered pieces stay: batches in flight may read them.
                 registered.is_refused = True
-                self._tell(error)
+                self._log_refusal(error)
                 return False
             sources.append(registered.address + numbers.astype(np.uint64) * staged.row_bytes)
         if len(sources) > 1:
@@ -220,7 +220,7 @@ class RowCopies:
                 self._cuda, staged, sources, pieces, stream, in_batches=self._times[index].in_batches
             )
 
-    def _tell(self, error: CudaError) -> None:
+    def _log_refusal(self, error: CudaError) -> None:
         logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
 
     def _measure(self, staged: StagedTensor, stream: int, clock_ns: Callable[[], int]) -> CopyTimes:
@@ -229,7 +229,7 @@ class RowCopies:
             return CopyTimes([0] * (rows + 1))
         most = max(1, min(rows, _MEASURED_BYTES // (2 * row_bytes)))
         counts = sorted({1, max(1, most // 4), most})
-        # Twice as many rows, so that no two of a batch are adjacent: the worst case for straight copies.
+        # With twice as many rows no two rows of a batch are adjacent: the worst case for straight copies.
         memory = mmap.mmap(-1, _whole_pages(2 * most * row_bytes))
         content = np.frombuffer(memory, np.uint8, 2 * most * row_bytes).reshape(2 * most, row_bytes)
         content[...] = (np.arange(2 * most) % 251)[:, None]
@@ -252,15 +252,15 @@ class RowCopies:
     def _measure_straight(
         self, staged: StagedTensor, content: np.ndarray, counts: Sequence[int], timer: _Timer
     ) -> tuple[list[int], bool] | None:
-        """Times of straight copies of so many rows, and whether in one call: the faster of both ways.
+        """Return the times of straight copies by rows, and whether one call begins them: the faster of both.
 
-        None if the system refuses them, or they arrive changed.
+        Return None if the system refuses them, or rows arrive changed.
         """
         address, size = content.ctypes.data, _whole_pages(content.nbytes)
         try:
             self._cuda.register_host(address, size)
         except CudaError as error:
-            self._tell(error)
+            self._log_refusal(error)
             return None
         try:
             best: tuple[list[int], bool] | None = None
@@ -293,18 +293,18 @@ class RowCopies:
         arrived = staged.host[: len(expected)].reshape(-1).view(np.uint8).reshape(expected.shape)
         if not np.array_equal(arrived, expected):
             raise CudaError("rows arrived changed")
-        # The next way must not be taken for right because of what this one has left.
+        # Rows of this measurement must not make the next one look right.
         self._cuda.fill_with_zeros(staged.device_address, size, stream)
         self._cuda.synchronize(stream)
 
     def _log(self, staged: StagedTensor, times: CopyTimes, most: int) -> None:
-        way = "straight from the arenas" if times.is_straight(most) else "after they are gathered"
+        kind = "straight from the arenas" if times.is_straight(most) else "after they are gathered"
         logger.info(
             "%s: %s: rows of %d bytes are copied %s, %d of them in %.3f ms",
             self._name,
             staged.name,
             staged.row_bytes,
-            way,
+            kind,
             most,
             times.copy_ns(most) / 1e6,
         )
@@ -327,7 +327,7 @@ class _Timer:
     clock_ns: Callable[[], int]
 
     def median_ns(self, begin: Callable[[int], None], count: int) -> int:
-        """Median time from the begin of a copy until it is done; the first one is left out."""
+        """Return the median time from the begin of a copy until it is done, without the first one."""
         times_ns = []
         for _ in range(1 + _RUNS):
             begun_ns = self.clock_ns()
@@ -338,7 +338,7 @@ class _Timer:
 
 
 def _line(counts: Sequence[int], times_ns: Sequence[int], rows: int) -> list[int]:
-    """Times of 0 to `rows` rows: between those measured on a line, beyond them on that through the last two."""
+    """Return the times of 0 to `rows` rows, interpolated, and extrapolated from the last two measured ones."""
     rising = np.maximum.accumulate(np.array(times_ns, float))
     slope = 0.0
     if len(counts) > 1:

@@ -26,11 +26,12 @@ import numpy as np
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.model_errors import in_one_line
-from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
+from stoker.runtimes.base import PROBE_ROWS, Runtime
 from stoker.runtimes.boosters import read_booster, wrap_booster
 from stoker.runtimes.estimator_columns import possible_inputs
 from stoker.runtimes.estimator_inputs import EstimatorInput, Table
 from stoker.runtimes.packed import Feeds, PackedRuntime
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.load_advice import load_advice
@@ -97,7 +98,7 @@ def _serve_one(method: _Method, deployment: Deployment) -> Runtime:
         deployment,
         method.run,
         method.tensors,
-        lambda rows: SklearnRuntime(method, rows),
+        lambda rows: RowsRuntime(method.run, rows),
         examples=method.examples,
     )
     tensors = runtime.signature.model_tensors
@@ -165,24 +166,6 @@ def _make_method(estimator: Any, name: str, deployment: Deployment, rows: Estima
             f"{name} of {deployment.path} does not take {rows}, as its other methods do ({type(error).__name__}: "
             f"{in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
         ) from error
-
-
-class SklearnRuntime:
-    """One method of an estimator for rows of numbers; several threads may run it."""
-
-    def __init__(self, method: _Method, signature: Signature) -> None:
-        self._method = method
-        (info,) = method.tensors.inputs
-        self._input = info.name
-        self.signature = signature
-
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        """Run one batch; see `Runtime.run`."""
-        return list(self._method.run({self._input: inputs[0]}).values())
-
-    def fork(self) -> SklearnRuntime:
-        """Return another runtime of the same estimator."""
-        return SklearnRuntime(self._method, self.signature)
 
 
 class _Method:

@@ -49,7 +49,7 @@ def text_runtime(
     read: Callable[[], GraphAnalysis] | None,
     computed_in: str | None,
 ) -> TextRuntime | None:
-    """Make the runtime of a model that takes texts; None if it takes none, and does not have to.
+    """Make the runtime of a model with a tokenizer; None if it takes no texts, and does not have to.
 
     Args:
         read: Reads its graph; None if there is nothing to read.
@@ -59,8 +59,7 @@ def text_runtime(
         LoadFailed: Its tokenizer cannot be used, or it takes no texts where its settings say that it does.
     """
     text = deployment.text
-    if text is None:
-        return None
+    assert text is not None, "its tokenizer was found"
     try:
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons

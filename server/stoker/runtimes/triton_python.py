@@ -24,7 +24,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
-from stoker.runtimes.packed import Feeds, packed_signature
+from stoker.runtimes.packed import Feeds, packed_signature, split_by_rows
 from stoker.samples.sample import find_sample_feeds
 from stoker.scripts import triton_python_backend_utils as pb_utils
 from stoker.scripts.call_watchdog import Watchdog
@@ -87,7 +87,7 @@ def load_triton_model(deployment: Deployment, device: Device, watchdog: Watchdog
 
 
 def _base_folder(path: Path) -> Path:
-    """The folder of the model, in which its versions are."""
+    """Return the folder of the model, which contains its versions."""
     return path.parent.parent if path.parent.name.isdecimal() else path.parent
 
 
@@ -97,12 +97,12 @@ def _complete(kind: Any, deployment: Deployment) -> dict[str, Any]:
     config: dict[str, Any] = empty | json.loads(deployment.model_config) | {"name": deployment.name}
     if not hasattr(kind, "auto_complete_config"):
         return config
-    given, written = pb_utils.ModelConfig(config), copy.deepcopy(config)
+    passed, written = pb_utils.ModelConfig(config), copy.deepcopy(config)
     failure = f"auto_complete_config() of {deployment.path} raised"
     completed: object = call_while_loading(
-        lambda: kind.auto_complete_config(given), failure, deployment.model_dir
+        lambda: kind.auto_complete_config(passed), failure, deployment.model_dir
     )
-    result = (completed if isinstance(completed, pb_utils.ModelConfig) else given).as_dict()
+    result = (completed if isinstance(completed, pb_utils.ModelConfig) else passed).as_dict()
     for field, value in result.items():
         if field not in _COMPLETED and value != written.get(field):
             raise LoadFailed(
@@ -160,7 +160,7 @@ def _isolation(config: Mapping[str, Any], deployment: Deployment) -> RowIsolatio
 def _arguments(
     config: Mapping[str, Any], deployment: Deployment, device: Device, base: Path
 ) -> dict[str, str]:
-    """Return what `initialize` gets; the only GPU that the process sees has the number 0."""
+    """Return the arguments of `initialize`. The only GPU that the process sees has the number 0."""
     return {
         "model_config": json.dumps(config),
         "model_instance_kind": "CPU" if device.kind == "cpu" else "GPU",
@@ -200,7 +200,7 @@ class _Request:
     outputs: tuple[str, ...]
 
     def for_model(self) -> pb_utils.InferenceRequest:
-        """Return it as the model gets it; a new object for each call."""
+        """Return the object that the model gets, a new one for each call."""
         return pb_utils.InferenceRequest(
             request_id=self.facts.get("id", ""),
             inputs=[pb_utils.Tensor(name, array) for name, array in self.feeds.items()],
@@ -213,8 +213,8 @@ class TritonPythonRuntime:
     """A `TritonPythonModel`.
 
     Attributes:
-        signature: What it takes and gives.
-        tensors: The same, as its configuration declares it.
+        signature: Its inputs and outputs.
+        tensors: Its inputs and outputs as its configuration declares them.
     """
 
     def __init__(
@@ -234,19 +234,19 @@ class TritonPythonRuntime:
         self._outputs = {info.name: info for info in tensors.outputs}
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
-        """Answer packed requests; one that fails costs nobody else anything."""
+        """Answer packed requests. A request that fails does not affect the others."""
         requests = [self._unpack(packed) for packed in inputs[0]]
         answers: list[bytes | RowFailure] = [b""] * len(requests)
-        taken = []
+        accepted = []
         for place, request in enumerate(requests):
             if self.tensors.batched and request.rows > self._max_batch_size:
                 text = f"The request has {request.rows} rows, and the model takes at most {self._max_batch_size}."
                 answers[place] = RowFailure(InvalidInput(text))
             else:
-                taken.append(place)
-        for places in self._batches(requests, taken):
-            given = self._answers([requests[place] for place in places])
-            for place, answer in zip(places, given, strict=True):
+                accepted.append(place)
+        for places in self._batches(requests, accepted):
+            results = self._answers([requests[place] for place in places])
+            for place, answer in zip(places, results, strict=True):
                 answers[place] = answer
         return [answers]
 
@@ -259,47 +259,39 @@ class TritonPythonRuntime:
         rows = len(next(iter(feeds.values()))) if self.tensors.batched else 1
         return _Request(feeds, rows, facts, callers, tuple(facts.get("outputs", self._outputs)))
 
-    def _batches(self, requests: Sequence[_Request], taken: Sequence[int]) -> Iterator[list[int]]:
+    def _batches(self, requests: Sequence[_Request], accepted: Sequence[int]) -> Iterator[list[int]]:
         """Yield places of requests that share a call: inputs agree in all but the rows, and the same models wait.
 
         Args:
-            taken: The places of the requests that are run.
+            accepted: The places of the requests to run.
         """
         alike: dict[Any, list[int]] = {}
-        for place in taken:
+        for place in accepted:
             request = requests[place]
             sizes = tuple((name, array.shape[1:]) for name, array in request.feeds.items())
             alike.setdefault((request.callers, sizes), []).append(place)
         for places in alike.values():
-            batch: list[int] = []
-            rows = 0
-            for place in places:
-                if batch and rows + requests[place].rows > self._most_rows:
-                    yield batch
-                    batch, rows = [], 0
-                batch.append(place)
-                rows += requests[place].rows
-            yield batch
+            yield from split_by_rows(places, [requests[place].rows for place in places], self._most_rows)
 
     def _answers(self, requests: Sequence[_Request]) -> list[bytes | RowFailure]:
         try:
             responses = self._execute(requests)
         except ScoringTimeout as error:
-            # Halves would take as long, for callers whose deadline has passed.
+            # Halves would take as long, and the callers' deadline has passed.
             return [RowFailure(error)] * len(requests)
-        except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+        except BaseException as error:  # noqa: BLE001  # the caller gets any error of the model
             if len(requests) == 1:
-                said = isinstance(error, pb_utils.TritonModelException)
-                return [RowFailure(ErrorForCaller(str(error)) if said else error)]
+                is_for_caller = isinstance(error, pb_utils.TritonModelException)
+                return [RowFailure(ErrorForCaller(str(error)) if is_for_caller else error)]
             half = len(requests) // 2
             return self._answers(requests[:half]) + self._answers(requests[half:])
         return [self._pack(*pair) for pair in zip(requests, responses, strict=True)]
 
     def _execute(self, requests: Sequence[_Request]) -> Sequence[Any]:
-        given = [request.for_model() for request in requests]
+        inputs = [request.for_model() for request in requests]
         with on_behalf_of([*requests[0].callers, self._name], self._watchdog.timeout_ms):
             responses = contain(
-                lambda: self._watchdog.guard(lambda: finish(self._model.execute(given))), "execute()"
+                lambda: self._watchdog.guard(lambda: finish(self._model.execute(inputs))), "execute()"
             )
         if not isinstance(responses, Sequence) or len(responses) != len(requests):
             count = len(responses) if isinstance(responses, Sequence) else type(responses).__name__
@@ -308,22 +300,22 @@ class TritonPythonRuntime:
 
     def _pack(self, request: _Request, response: Any) -> bytes | RowFailure:
         if not isinstance(response, pb_utils.InferenceResponse):
-            what = type(response).__name__
-            return RowFailure(TypeError(f"execute() returned {what} in place of an InferenceResponse"))
+            kind = type(response).__name__
+            return RowFailure(TypeError(f"execute() returned {kind} in place of an InferenceResponse"))
         try:
             if (error := response.error()) is not None:
                 refused = isinstance(error, pb_utils.TritonError) and error.code() == error.INVALID_ARG
                 return RowFailure((InvalidInput if refused else ErrorForCaller)(str(error)))
-            given = {one.name(): one.as_numpy() for one in response.output_tensors()}
-            return pack({name: self._output(name, given, request) for name in request.outputs})
-        except Exception as error:  # noqa: BLE001  # a model may give anything
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+            return pack({name: self._output(name, arrays, request) for name in request.outputs})
+        except Exception as error:  # noqa: BLE001  # a model may return any object
             return RowFailure(error)
 
-    def _output(self, name: str, given: Mapping[str, np.ndarray], request: _Request) -> np.ndarray:
+    def _output(self, name: str, arrays: Mapping[str, np.ndarray], request: _Request) -> np.ndarray:
         info = self._outputs[name]
-        if name not in given:
-            raise ValueError(f"execute() gave no output {name!r}, but {', '.join(given) or 'none'}")
-        array = pb_utils.with_bytes(given[name])
+        if name not in arrays:
+            raise ValueError(f"execute() gave no output {name!r}, but {', '.join(arrays) or 'none'}")
+        array = pb_utils.with_bytes(arrays[name])
         dtype = "string" if array.dtype == object else array.dtype.name
         rows = array.shape[:1] == (request.rows,) or not self.tensors.batched
         if dtype != info.dtype or not info.fits(array.shape) or not rows:

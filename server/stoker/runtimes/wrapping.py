@@ -57,8 +57,10 @@ def wrap_model(
     """
     if sampled:
         run, tensors = apply_declaration(deployment.declaration, run, tensors)
-        if (texts := text_runtime(deployment, run, tensors, read, computed_in)) is not None:
-            return texts
+        if deployment.text is not None:
+            texts = text_runtime(deployment, run, tensors, read, computed_in)
+            if texts is not None:
+                return texts
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
     key = deployment.file_key()

@@ -1,4 +1,4 @@
-"""Choosing how a model runs by measuring, with puppets that take their time by a hand clock."""
+"""The choice of an execution by measuring; puppets take their time by a hand clock."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MS = 1_000_000
 
 
 def clocked() -> tuple[list[int], Any]:
-    """The time in ns, and what reads it."""
+    """Return the time in ns, and a clock that reads it."""
     clock = [0]
     return clock, lambda: clock[0]
 
 
-def test_the_fastest_over_both_ends_is_chosen_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Relative gains count: what halves the small batch may cost the large one a quarter."""
+def test_fastest_execution_over_both_ends_is_chosen_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Relative gains count: half the time of the small batch outweighs a quarter more of the large one."""
     caplog.set_level("DEBUG")
     clock, read = clocked()
     plain = PuppetRows(clock, {1: 2 * MS, 2: 0, 8: 8 * MS})
@@ -39,15 +39,15 @@ def test_the_fastest_over_both_ends_is_chosen_and_told(caplog: pytest.LogCapture
     ) in caplog.text
 
 
-def test_plain_calls_stay_where_nothing_is_faster() -> None:
-    """A draw too: what is simplest wins."""
+def test_plain_calls_stay_if_nothing_is_faster() -> None:
+    """They stay in a draw too."""
     clock, read = clocked()
     plain = PuppetRows(clock, {4: MS})
     assert choose_fastest("digits", plain, {"bound": lambda: PuppetRows(clock, {4: MS})}, [4], read) is plain
 
 
 def test_one_slow_run_does_not_decide() -> None:
-    """The median does: a hiccup of the machine is left out."""
+    """The median decides."""
     clock, read = clocked()
 
     class Hiccup(PuppetRows):
@@ -89,7 +89,7 @@ def fail() -> Any:
 
 
 def test_execution_with_other_answers_or_an_error_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """A faster execution with other answers, or one that cannot run, is not chosen; the log says why."""
+    """It is not chosen, although it is faster; the log has the reason."""
     caplog.set_level("INFO")
     clock, read = clocked()
     plain = PuppetRows(clock, {4: 9 * MS})
@@ -100,8 +100,8 @@ def test_execution_with_other_answers_or_an_error_is_left_out(caplog: pytest.Log
     assert "digits: execution graph is left out: this session cannot use the graph capture" in caplog.text
 
 
-def test_a_runtime_that_errs_at_one_size_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Each size has a graph of its own, and one between the ends may be wrong too."""
+def test_execution_with_other_answers_for_one_size_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Each size has its own graph, and one between the ends may be wrong."""
     caplog.set_level("INFO")
     clock, read = clocked()
 
@@ -118,7 +118,7 @@ def test_a_runtime_that_errs_at_one_size_is_left_out(caplog: pytest.LogCaptureFi
 
 
 def test_a_candidate_that_breaks_the_device_is_named() -> None:
-    """After an illegal access nothing runs any more in the process; the message says what to set."""
+    """After an illegal access nothing runs any more in the process; the message has the setting."""
     clock, read = clocked()
     failures: list[Exception] = []
 
@@ -141,7 +141,7 @@ def test_a_candidate_that_breaks_the_device_is_named() -> None:
 
 
 class Stale(PuppetRows):
-    """Gives for ever what it gave first, as a binding that copied its input once."""
+    """Repeats its first answers, as a binding that copied its input once."""
 
     first: Any = None
 
@@ -171,7 +171,7 @@ def test_forced_execution_is_used_or_fails() -> None:
 
 
 def test_a_runtime_with_buffers_is_measured_with_its_rows_in_them() -> None:
-    """As the worker gathers them there."""
+    """The worker gathers rows in these buffers."""
     clock, read = clocked()
 
     class Buffered(PuppetRows):
@@ -189,7 +189,7 @@ def test_a_runtime_with_buffers_is_measured_with_its_rows_in_them() -> None:
 
 
 def test_sizes_that_the_device_has_no_memory_for_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The largest that runs is the last; none at all is an empty list."""
+    """The largest that runs is the last; the list may be empty."""
 
     class Small(PuppetRows):
         def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
@@ -232,7 +232,7 @@ def test_differences_are_relative_to_the_largest_number(
 
 
 def test_samples_are_the_same_for_a_seed_and_others_for_another() -> None:
-    """Whole numbers are small enough to be indices; rows beyond the first few repeat."""
+    """Integers are small enough to be indices; rows beyond the first few repeat."""
     specs = (*DOUBLES.inputs, TensorSpec("i", "int64", ()))
     first, again, other = sample_rows(specs, 20, 1), sample_rows(specs, 20, 1), sample_rows(specs, 20, 2)
     assert [sample.shape for sample in first] == [(20, 3), (20,)]

@@ -1,4 +1,4 @@
-"""Pinned memory, its places on the GPU and the stream between them, by a puppet of the CUDA runtime."""
+"""Pinned memory, its copies on the GPU and the stream between them; the CUDA runtime is a puppet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker.runtimes.pinned_memory import StagedMemory
 
 
 def staged(cudart: PuppetCudart, rows: int = 4) -> StagedMemory:
-    """Memory for batches of a puppet."""
+    """Return memory for batches of a puppet."""
     return StagedMemory(CudaRuntime(cudart), DOUBLES.inputs, DOUBLES.outputs, rows)
 
 
-def test_a_batch_is_sent_and_received_at_addresses_that_stay() -> None:
-    """What is sent is on the device when `send` returns, and what is received is there when `receive` returns."""
+def test_batch_is_sent_and_received_at_constant_addresses() -> None:
+    """The copies are done when `send` and `receive` return."""
     cudart = PuppetCudart()
     memory = staged(cudart)
     (x,), (y,) = memory.inputs, memory.outputs
@@ -46,7 +46,7 @@ def test_a_batch_is_sent_and_received_at_addresses_that_stay() -> None:
 
 
 def test_rows_that_lie_in_the_buffers_are_not_copied_again() -> None:
-    """A batch at the start of the pinned arrays is sent from there; another one is copied there first."""
+    """A batch at the start of the pinned arrays is sent from there; other batches are copied there first."""
     cudart = PuppetCudart()
     memory = staged(cudart)
     (buffer,) = memory.host_inputs()
@@ -61,7 +61,7 @@ def test_rows_that_lie_in_the_buffers_are_not_copied_again() -> None:
 
 
 def test_pages_that_cannot_be_pinned_are_plain_ones(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches run all the same, and the log says why they are slower; CUDA's error is not left for the next one."""
+    """Batches run, and the log has the reason why they are slower; CUDA's error does not stay for the next call."""
     cudart = PuppetCudart()
     cudart.failing["cudaHostAlloc"] = 2
     memory = staged(cudart)
@@ -72,8 +72,8 @@ def test_pages_that_cannot_be_pinned_are_plain_ones(caplog: pytest.LogCaptureFix
     assert cudart.cleared == 2
 
 
-def test_a_gpu_without_memory_raises_out_of_memory_and_keeps_nothing() -> None:
-    """What was taken before is given back."""
+def test_gpu_without_memory_raises_out_of_memory() -> None:
+    """Memory that was allocated before is freed."""
     cudart = PuppetCudart(limit_bytes=60)
     with pytest.raises(OutOfMemory, match="cudaMalloc: CUDA error 2, out of memory"):
         staged(cudart)
@@ -81,8 +81,8 @@ def test_a_gpu_without_memory_raises_out_of_memory_and_keeps_nothing() -> None:
     assert (cudart.device, cudart.host, cudart.streams) == ({}, {}, 0)
 
 
-def test_other_errors_of_cuda_are_told_with_their_number() -> None:
-    """A copy that fails is an error of the device, not of its memory."""
+def test_other_errors_of_cuda_have_their_number() -> None:
+    """A failed copy is an error of the device, not of its memory."""
     cudart = PuppetCudart()
     memory = staged(cudart)
     cudart.failing["cudaMemcpyAsync"] = 801
@@ -90,8 +90,8 @@ def test_other_errors_of_cuda_are_told_with_their_number() -> None:
         memory.send([np.ones((1, 3), np.float32)])
 
 
-def test_memory_is_given_back_with_its_last_user() -> None:
-    """Arrays that are still looked at keep their pages."""
+def test_memory_is_freed_with_its_last_user() -> None:
+    """Arrays in use keep their pages."""
     cudart = PuppetCudart()
     memory = staged(cudart)
     (kept,) = memory.receive(1)

@@ -1,4 +1,4 @@
-"""Rows on their way to the GPU: straight from arenas that are registered, or gathered; CUDA is a puppet."""
+"""Copies of rows to the GPU: straight from registered arenas, or gathered; CUDA is a puppet."""
 
 from __future__ import annotations
 
@@ -59,16 +59,14 @@ class Bench:
         return arena
 
     def send(self, *numbers: list[int]) -> list[tuple[object, ...]]:
-        """Copy rows of the arenas and return the calls; what arrives is what lay there."""
-        blocks = [
-            (arena, np.array(some, np.int32)) for arena, some in zip(self.arenas, numbers, strict=False)
-        ]
+        """Copy rows of the arenas, check that they arrive, and return the calls."""
+        blocks = [(arena, np.array(own, np.int32)) for arena, own in zip(self.arenas, numbers, strict=False)]
         rows = sum(map(len, numbers))
         self.cudart.calls.clear()
         self.copies.send(0, self.staged, blocks, rows, self.stream)
         calls = list(self.cudart.calls)
         self.cuda.synchronize(self.stream)
-        expected = np.concatenate([arena.inputs[0][some] for arena, some in blocks])
+        expected = np.concatenate([arena.inputs[0][own] for arena, own in blocks])
         arrived = bytes(self.cudart.device[self.staged.device_address])[: expected.nbytes]
         assert arrived == expected.tobytes()
         return calls
@@ -78,7 +76,7 @@ STRAIGHT = {"batch": MS, "straight": MS, "gathered": 10 * MS}
 GATHERED = {"batch": 50 * MS, "straight": 50 * MS, "gathered": 10 * MS}
 
 
-def test_rows_are_copied_straight_where_that_is_cheaper() -> None:
+def test_rows_are_copied_straight_if_that_is_cheaper() -> None:
     """One call begins the copies of all runs of adjacent rows, of several arenas."""
     bench = Bench(STRAIGHT)
     for arena in bench.arenas:
@@ -90,8 +88,8 @@ def test_rows_are_copied_straight_where_that_is_cheaper() -> None:
     assert (call[0], call[3]) == ("to_device", 4096)
 
 
-def test_adjacent_rows_are_one_copy_where_each_copy_is_a_call() -> None:
-    """Older libraries, or a card on which one call for all is slower; rows of two arenas are never adjacent."""
+def test_adjacent_rows_are_one_copy_without_batched_calls() -> None:
+    """The library is older, or one call for all is slower; rows of two arenas are never adjacent."""
     for bench in (
         Bench(STRAIGHT | {"gathered": 90 * MS}, version=12080),
         Bench(STRAIGHT | {"batch": 9 * MS}),
@@ -102,8 +100,8 @@ def test_adjacent_rows_are_one_copy_where_each_copy_is_a_call() -> None:
         assert [(call[0], call[3]) for call in calls] == [("to_device", 2 * 4096)] * 3
 
 
-def test_rows_are_gathered_where_that_is_cheaper() -> None:
-    """The arena is not even registered; one copy carries all rows."""
+def test_rows_are_gathered_if_that_is_cheaper() -> None:
+    """The arena is not registered, and one copy has all rows."""
     bench = Bench(GATHERED)
     for arena in bench.arenas:
         bench.copies.attach(arena)
@@ -113,7 +111,7 @@ def test_rows_are_gathered_where_that_is_cheaper() -> None:
 
 
 def test_rows_of_an_arena_that_is_not_registered_are_gathered(caplog: pytest.LogCaptureFixture) -> None:
-    """Also beside rows of one that is; the log says why."""
+    """Rows of a registered arena beside them are gathered too; the log has the reason."""
     caplog.set_level("INFO")
     bench = Bench(STRAIGHT)
     bench.copies.attach(bench.arenas[0])
@@ -125,8 +123,8 @@ def test_rows_of_an_arena_that_is_not_registered_are_gathered(caplog: pytest.Log
     assert (call[0], call[2]) == ("to_device", bench.staged.host_address)
 
 
-def test_rows_are_gathered_where_the_system_refuses_to_register(caplog: pytest.LogCaptureFixture) -> None:
-    """It is found out at the load, and arenas are not tried again."""
+def test_rows_are_gathered_if_the_system_refuses_to_register(caplog: pytest.LogCaptureFixture) -> None:
+    """The load finds it, and no arena is tried again."""
     caplog.set_level("INFO")
     bench = Bench(STRAIGHT, refusing=True)
     bench.cudart.failing.clear()
@@ -137,7 +135,7 @@ def test_rows_are_gathered_where_the_system_refuses_to_register(caplog: pytest.L
 
 
 def test_copies_that_arrive_changed_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """What a library does with the arguments of another version shows before a caller's row comes."""
+    """The load finds a library with other arguments, before the first row of a caller."""
     caplog.set_level("INFO")
 
     class Shifting(PuppetCudart):
@@ -158,7 +156,7 @@ def test_copies_that_arrive_changed_are_left_out(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_detached_arena_is_released() -> None:
-    """Its pages are its own again; detaching it twice does no harm."""
+    """Its pages are unregistered; a second detachment does nothing."""
     bench = Bench(STRAIGHT)
     bench.copies.attach(bench.arenas[0])
     assert len(bench.cudart.registered) == 1
@@ -169,13 +167,13 @@ def test_a_detached_arena_is_released() -> None:
 
 @pytest.fixture
 def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of four rows."""
+    """Make pieces of four rows."""
     monkeypatch.setattr(row_copies, "_PIECE_BYTES", 4 * 4096)
 
 
 @pytest.mark.usefixtures("_short_pieces")
-def test_rows_are_registered_when_they_are_used_first() -> None:
-    """In pieces; no copy crosses the end of one, though the rows are adjacent."""
+def test_rows_are_registered_at_their_first_use() -> None:
+    """Pieces are registered; no copy crosses the end of one, also for adjacent rows."""
     bench = Bench(STRAIGHT, version=12080)
     bench.copies.attach(bench.arenas[0])
     assert list(bench.cudart.registered.values()) == [4 * 4096]
@@ -190,8 +188,8 @@ def test_rows_are_registered_when_they_are_used_first() -> None:
 
 
 @pytest.mark.usefixtures("_short_pieces")
-def test_a_piece_that_is_refused_ends_straight_copies_of_its_arena() -> None:
-    """What a batch in flight still reads stays registered until the arena goes."""
+def test_refused_piece_ends_straight_copies_of_its_arena() -> None:
+    """Pieces that a batch in flight reads stay registered until the arena is detached."""
     bench = Bench(STRAIGHT)
     bench.copies.attach(bench.arenas[0])
     first = [(bench.arenas[0], np.array([1, 3]))]
@@ -205,8 +203,8 @@ def test_a_piece_that_is_refused_ends_straight_copies_of_its_arena() -> None:
     assert len(bench.cudart.registered) == 1
 
 
-def test_a_piece_is_of_whole_rows_and_pages() -> None:
-    """Whatever the size of a row."""
+def test_piece_has_whole_rows_and_pages() -> None:
+    """Rows have any size."""
     cudart = PuppetCudart()
     spec = TensorSpec("x", "uint8", (150528,))
     signature = Signature((spec,), (TensorSpec("y", "float32", ()),))
@@ -226,8 +224,8 @@ def test_a_piece_is_of_whole_rows_and_pages() -> None:
     assert cudart.registered == {}
 
 
-def test_the_time_of_a_copy_is_that_of_the_cheaper_way(caplog: pytest.LogCaptureFixture) -> None:
-    """It never falls with more rows; the log has both at DEBUG."""
+def test_time_of_a_copy_is_that_of_the_cheaper_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """It never falls with more rows; the log has both kinds at DEBUG."""
     caplog.set_level("DEBUG")
     bench = Bench(STRAIGHT)
     times = [bench.copies.copy_ns(rows) for rows in range(ROWS + 1)]
@@ -240,7 +238,7 @@ def test_the_time_of_a_copy_is_that_of_the_cheaper_way(caplog: pytest.LogCapture
     assert "model: x: 6 rows: gathered and copied 10.000 ms, straight 1.000 ms" in caplog.text
 
 
-def test_times_beyond_what_is_measured_lie_on_a_line() -> None:
+def test_times_beyond_the_measured_sizes_are_extrapolated() -> None:
     """Batches of hundreds of megabytes are not copied at the load."""
     times = CopyTimes([0, 5, 9], [1, 4, 10])
     assert [times.copy_ns(rows) for rows in range(3)] == [0, 4, 9]

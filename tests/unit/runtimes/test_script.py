@@ -20,7 +20,8 @@ from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime
-from stoker.runtimes.script import BatchedScript, BodyScript, load_script
+from stoker.runtimes.batched_script import BatchedScript
+from stoker.runtimes.script import BodyScript, load_script
 from stoker.scripts import coroutines
 from stoker.scripts.call_watchdog import Watchdog
 from stoker.tensors import TensorSpec
@@ -51,20 +52,20 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writ
 
 
 def body_script(deployment: Write, run: str) -> Runtime:
-    """An undecorated script with this `run`."""
+    """Load an undecorated script with this `run`."""
     return load_script(
         deployment(f"import sys, json\ndef init(): ...\ndef run(raw_data):\n    {run}\n"), CPU, 1
     )
 
 
 def answers(runtime: Runtime, *bodies: bytes) -> list[ScriptAnswer]:
-    """What a script answers to requests with these bodies."""
+    """Return the answers of a script to requests with these bodies."""
     packed = [ScriptRequest(b"id", body).pack() for body in bodies]
     return [ScriptAnswer.unpack(text) for text in runtime.run([packed])[0]]
 
 
 def batched_script(deployment: Write, run: str, shape: str = "(2,)", dtype: str = "float32") -> Runtime:
-    """A batched script with this `run`."""
+    """Load a batched script with this `run`."""
     text = f"""
 import sys
 import numpy as np
@@ -77,8 +78,8 @@ def run(data):
     return load_script(deployment(text), CPU, 1)
 
 
-def test_a_script_knows_its_device(deployment: Write) -> None:
-    """`init` finds where it is to run, the one GPU that its process sees, and with how many threads."""
+def test_script_finds_its_device_and_threads(deployment: Write) -> None:
+    """Variables have the one GPU that its process sees, and the number of threads."""
     text = """
 import os
 def init():
@@ -107,7 +108,7 @@ def test_an_undecorated_script_takes_whole_bodies(deployment: Write) -> None:
     assert [answer.body for answer in found] == [b'{"data": [1]}', b'"\\u00e9"', b"[1.5]"]
 
 
-def test_a_body_that_fails_fails_alone(deployment: Write) -> None:
+def test_failed_body_does_not_affect_others(deployment: Write) -> None:
     """An exception belongs to its own request."""
     runtime = body_script(deployment, "if raw_data != '\"bad\"': return 1\n    raise ValueError")
     first, bad, last = answers(runtime, b"a", b'"bad"', b"b")
@@ -129,7 +130,7 @@ def run(raw_data): return SEEN
 
 
 def test_a_run_without_an_argument_is_refused_before_init(deployment: Write) -> None:
-    """`init` may take minutes: what is wrong with `run` is said first."""
+    """`init` may take minutes, so faults of `run` are reported first."""
     text = "def init(): raise AssertionError('too late')\ndef run(): ...\n"
     with pytest.raises(LoadFailed, match="needs to accept an argument for input data"):
         load_script(deployment(text), CPU, 1)
@@ -174,7 +175,7 @@ def test_a_batched_script_that_returns_an_array_has_rows(
         ("tuple(row for row in data)", [[1, 2], [3, 4]]),
     ],
 )  # fmt: skip
-def test_a_batched_script_that_returns_anything_else_has_json_rows(
+def test_batched_script_without_an_array_has_json_rows(
     deployment: Write, result: str, rows: list[Any]
 ) -> None:
     """Lists of numbers, of dictionaries, of texts: each row is written as JSON."""
@@ -188,10 +189,10 @@ def test_a_batched_script_that_returns_anything_else_has_json_rows(
     ("shape", "dtype", "batch"),
     [("()", "int64", (2,)), ("(3, 2)", "uint8", (2, 3, 2)), ("(1,)", "bool", (2, 1))],
 )
-def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
+def test_batched_script_gets_its_shape_and_dtype(
     deployment: Write, shape: str, dtype: str, batch: tuple[int, ...]
 ) -> None:
-    """Scalars, pictures and flags."""
+    """Rows are scalars, images and flags."""
     runtime = batched_script(
         deployment, "return [[list(data.shape), data.dtype.name]] * len(data)", shape, dtype
     )
@@ -227,7 +228,7 @@ def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
 def test_a_batched_script_that_cannot_score_zeros_is_refused(
     deployment: Write, run: str, complaint: str
 ) -> None:
-    """What every request would meet is found at load."""
+    """The load finds a fault of all requests."""
     with pytest.raises(LoadFailed) as refused:
         batched_script(deployment, run)
     assert complaint in str(refused.value)
@@ -263,7 +264,7 @@ def test_a_batch_that_fails_later_raises(
 
 
 def test_loading_runs_the_largest_and_the_smallest_batch(deployment: Write) -> None:
-    """Nobody's first request pays for what a runtime does once per batch size; a largest one more tells its time."""
+    """No first request pays for work per batch size; another largest batch measures its time."""
     text = """
 import stoker
 sizes = []
@@ -282,7 +283,7 @@ def run(data):
 
 
 def test_a_script_that_fails_on_its_largest_batch_is_not_ready(deployment: Write) -> None:
-    """The message says for how many rows."""
+    """The message has the number of rows."""
     text = """
 import stoker
 def init(): ...
@@ -310,7 +311,7 @@ def run(data):
 
 
 def test_an_undecorated_script_is_ready_without_a_request(deployment: Write) -> None:
-    """Nobody can invent a body for it."""
+    """A body cannot be made up."""
     loaded = load(deployment("def init(): ...\ndef run(raw_data): raise ValueError(raw_data)\n"), CPU)
     assert loaded.signature.takes == "body"
 
@@ -322,14 +323,12 @@ def test_a_framework_without_a_runtime_is_refused(deployment: Write) -> None:
         load_runtime(model, CPU)
 
 
-# --- TensorFlow 1 ---
-
 V1_SCRIPT = "import tensorflow as tf\ndef init(): tf.Session\ndef run(raw_data): return tf.Session\n"
 
 
 @pytest.fixture
 def tensorflow(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Something like TensorFlow 2, which is what an import finds."""
+    """Install a stand-in for TensorFlow 2."""
     made = ModuleType("tensorflow")
     v1 = ModuleType("v1")
     vars(v1).update(Session="session", disable_v2_behavior=lambda: None)
@@ -343,26 +342,26 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("wish", ["auto", "v1"])
 def test_a_script_of_tensorflow_1_gets_its_api(deployment: Write, tensorflow: ModuleType, wish: str) -> None:
-    """Told from its text, or by the setting."""
+    """Its text or the setting shows that it needs it."""
     model = dataclasses.replace(deployment(V1_SCRIPT), tensorflow_compat=wish)
     (answer,) = answers(load_script(model, CPU, 1), b"")
     assert answer.body == b'"session"'
 
 
-def test_the_setting_can_turn_that_off(deployment: Write, tensorflow: ModuleType) -> None:
-    """The script then fails as it would anywhere."""
+def test_setting_off_leaves_tensorflow_unchanged(deployment: Write, tensorflow: ModuleType) -> None:
+    """The script then fails as without a server."""
     model = dataclasses.replace(deployment(V1_SCRIPT), tensorflow_compat="off")
     with pytest.raises(LoadFailed, match="module 'tensorflow' has no attribute 'Session'"):
         load_script(model, CPU, 1)
 
 
-def test_a_script_of_today_keeps_its_tensorflow(deployment: Write, tensorflow: ModuleType) -> None:
-    """Nothing is put in the module's place."""
+def test_script_of_tensorflow_2_keeps_its_module(deployment: Write, tensorflow: ModuleType) -> None:
+    """The module is not replaced."""
     load_script(deployment("import tensorflow as tf\ndef init(): ...\ndef run(raw_data): ...\n"), CPU, 1)
     assert sys.modules["tensorflow"] is tensorflow
 
 
-def test_a_tensorflow_that_cannot_use_the_device_is_said(
+def test_tensorflow_that_cannot_use_the_device_is_logged(
     deployment: Write,
     tensorflow: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
@@ -403,10 +402,10 @@ def test_the_isolation_of_a_script_is_that_of_its_self_check(
     assert signature.isolation.reason == signature.script.batching_reason
 
 
-def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
+def test_decorated_script_of_mixed_rows_is_logged(
     deployment: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its author has said that it takes batches, so it gets them; one that keeps rows apart is not mentioned."""
+    """Its author declares batches, so it gets them; a script that keeps rows apart has no warning."""
     with np.errstate(all="ignore"):
         isolation = batched_script(deployment, "return data - data[:, :1]").signature.isolation
         assert isolation is not None
@@ -438,13 +437,13 @@ async def run(raw_data):
     runtime = load_script(dataclasses.replace(deployment(text), instances=2), CPU, 1)
     assert isinstance(runtime, ForkingRuntime)
     with ThreadPoolExecutor(2) as threads:
-        told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
-    assert told == [b"[true]"] * 2
+        given = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
+    assert given == [b"[true]"] * 2
     coroutines.SHARED_LOOPS[0].close()
 
 
 def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
-    """Its operator is told what helps."""
+    """The log has the settings that help."""
     text = "def init(): ...\ndef run(raw_data):\n    return 1\n"
     with pytest.raises(
         LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
@@ -454,7 +453,7 @@ def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
 
 
 def test_a_shape_that_no_memory_holds_is_refused(deployment: Write) -> None:
-    """With its size, before rows of zeros are made of it."""
+    """The message has its size; no rows of zeros are made."""
     script = deployment(
         "import stoker\ndef init(): ...\n@stoker.batched(shape=(1 << 45,))\ndef run(data): return data\n"
     )

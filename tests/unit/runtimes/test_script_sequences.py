@@ -19,7 +19,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes import script as script_module
-from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
+from stoker.runtimes.script_sequences import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.call_watchdog import Watchdog
 from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.settings.sequence import read_sequence
@@ -38,20 +38,20 @@ import threading
 def init(): ...
 
 def run(raw_data, state, sequence_start, sequence_end):
-    said = json.loads(raw_data)
-    heard = state.setdefault("heard", [])
-    heard.append(said)
-    if said == "raise":
+    item = json.loads(raw_data)
+    items = state.setdefault("items", [])
+    items.append(item)
+    if item == "raise":
         raise ValueError("no")
-    if said == "exit":
+    if item == "exit":
         raise SystemExit(1)
-    if said == "unwritable":
+    if item == "unwritable":
         return object()
-    if said == "long":
+    if item == "long":
         return "x" * 400000
-    if said == "lock":
+    if item == "lock":
         state["lock"] = threading.Lock()
-    return [heard, sequence_start, sequence_end]
+    return [items, sequence_start, sequence_end]
 """
 ADDS = """
 import stoker
@@ -96,13 +96,13 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Watched:
-    """What watches the script of a test."""
+    """Return the clock of the watchdog of a script."""
     return Watched()
 
 
 @pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched) -> Iterator[Load]:
-    """Load a script with state; what that does to the process is undone afterwards."""
+def load_stateful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched) -> Iterator[Load]:
+    """Return a function that loads a script with state; changes of the process are undone afterwards."""
     environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -113,65 +113,67 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched) ->
     monkeypatch.setattr(Watchdog, "start", start)
     monkeypatch.setattr(script_module, "Watchdog", partial(Watchdog, clock_ns=watched))
 
-    def load_it(text: str, sequence: dict[str, Any] | None = None, **more: Any) -> Any:
+    def load_script(text: str, sequence: dict[str, Any] | None = None, **more: Any) -> Any:
         script = tmp_path / "score.py"
         script.write_text(text)
         kept = None if more.pop("stateless", False) else read_sequence(sequence or {})
         deployment = Deployment("m", 1, "script", script, tmp_path, 8, MOST_BYTES, sequence=kept, **more)
         return load(deployment, CPU).runtime
 
-    yield load_it
+    yield load_script
     sys.modules.pop("entry_module", None)
 
 
 def words(name: int | str, flags: int = 0) -> np.ndarray:
-    """What a row says of its sequence."""
+    """Return the words of a row."""
     return np.array([SequenceStep(name, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)).words("")])
 
 
-def ask(runtime: SequenceBodyScript, said: Any, name: int, flags: int = 0, head: Any = None) -> ScriptAnswer:
-    """One request, as the worker of a model with state has it run."""
+def answer(
+    runtime: SequenceBodyScript, item: Any, name: int, flags: int = 0, head: Any = None
+) -> ScriptAnswer:
+    """Return the answer to a request, run as the worker of a model with state runs it."""
     row = words(name, flags)
     first, second, _ = row[0].tolist()
     assert runtime.states.admit((first, second), start=bool(flags & SEQUENCE_START)) is None
-    ((packed,),) = runtime.run([[ScriptRequest(b"id", json.dumps(said).encode(), 0, head).pack()], row])
+    ((packed,),) = runtime.run([[ScriptRequest(b"id", json.dumps(item).encode(), 0, head).pack()], row])
     runtime.states.release((first, second))
     return ScriptAnswer.unpack(packed)  # type: ignore[arg-type]  # a text, no failure
 
 
-def told(answer: ScriptAnswer) -> Any:
-    """What a request is answered with 200."""
+def result(answer: ScriptAnswer) -> Any:
+    """Return the result of an answer with status 200."""
     assert answer.status == 200, answer.body
     return json.loads(answer.body)
 
 
-def test_run_goes_on_from_what_its_last_answer_has_left(loaded: Load) -> None:
-    """Each sequence from its own, which is empty at first; and it is told where in that it is."""
-    runtime = loaded(REMEMBERS)
+def test_run_continues_from_the_state_of_its_sequence(load_stateful: Load) -> None:
+    """The state is empty at first; arguments have the start and the end of the sequence."""
+    runtime = load_stateful(REMEMBERS)
     assert runtime.signature.sequences
-    assert told(ask(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
-    assert told(ask(runtime, 2, 8, SEQUENCE_START)) == [[2], True, False]
-    assert told(ask(runtime, 3, 7)) == [[1, 3], False, False]
-    assert told(ask(runtime, 4, 7, SEQUENCE_END)) == [[1, 3, 4], False, True]
-    assert told(ask(runtime, 5, 8, SEQUENCE_START)) == [[5], True, False]
+    assert result(answer(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
+    assert result(answer(runtime, 2, 8, SEQUENCE_START)) == [[2], True, False]
+    assert result(answer(runtime, 3, 7)) == [[1, 3], False, False]
+    assert result(answer(runtime, 4, 7, SEQUENCE_END)) == [[1, 3, 4], False, True]
+    assert result(answer(runtime, 5, 8, SEQUENCE_START)) == [[5], True, False]
     assert runtime.states.counts == (1, 3, 1, 0)
 
 
-@pytest.mark.parametrize("said", ["raise", "exit", "unwritable", "long"])
-def test_an_error_has_changed_nothing(loaded: Load, said: str) -> None:
-    """Whatever `run` had put into its state by then, and in what it holds; nor has a sequence begun by one."""
-    runtime = loaded(REMEMBERS)
-    told(ask(runtime, 1, 7, SEQUENCE_START))
-    failed = ask(runtime, said, 7)
+@pytest.mark.parametrize("item", ["raise", "exit", "unwritable", "long"])
+def test_error_does_not_change_the_state(load_stateful: Load, item: str) -> None:
+    """`run` had changed its copy; a sequence does not begin by an error either."""
+    runtime = load_stateful(REMEMBERS)
+    result(answer(runtime, 1, 7, SEQUENCE_START))
+    failed = answer(runtime, item, 7)
     assert (failed.status >= 400) or len(failed.pack()) > MOST_BYTES + HEAD_ROOM_BYTES
-    assert told(ask(runtime, 2, 7)) == [[1, 2], False, False]
-    ask(runtime, said, 8, SEQUENCE_START)
+    assert result(answer(runtime, 2, 7)) == [[1, 2], False, False]
+    answer(runtime, item, 8, SEQUENCE_START)
     assert runtime.states.counts.live == 1
 
 
-def test_a_response_with_the_status_of_an_error_has_changed_nothing(loaded: Load) -> None:
-    """Its caller is told an error, whoever has written it."""
-    runtime = loaded(
+def test_response_with_the_status_of_an_error_does_not_change_the_state(load_stateful: Load) -> None:
+    """A status of the script counts like an error of the server."""
+    runtime = load_stateful(
         """
 from azureml.contrib.services.aml_response import AMLResponse
 
@@ -183,7 +185,7 @@ def run(raw_data, state):
 """
     )
     assert [
-        ask(runtime, said, 7, SEQUENCE_START * (not place)).body for place, said in enumerate((1, 0, 1))
+        answer(runtime, item, 7, SEQUENCE_START * (not place)).body for place, item in enumerate((1, 0, 1))
     ] == [
         b"1",
         b"2",
@@ -191,20 +193,22 @@ def run(raw_data, state):
     ]
 
 
-def test_a_state_that_cannot_be_copied_is_told(loaded: Load, caplog: pytest.LogCaptureFixture) -> None:
-    """By the request behind it, with what it is; the sequence can be begun anew."""
-    runtime = loaded(REMEMBERS)
-    told(ask(runtime, "lock", 7, SEQUENCE_START))
-    assert ask(runtime, 1, 7).status == 500
+def test_state_that_cannot_be_copied_is_an_error(
+    load_stateful: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next request fails and the log has the reason; the sequence can start again."""
+    runtime = load_stateful(REMEMBERS)
+    result(answer(runtime, "lock", 7, SEQUENCE_START))
+    assert answer(runtime, 1, 7).status == 500
     assert "the state of the sequence holds what cannot be copied" in caplog.text
-    assert told(ask(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
+    assert result(answer(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
 
 
 def test_a_state_that_cannot_be_copied_is_no_fault_of_the_body(
-    loaded: Load, caplog: pytest.LogCaptureFixture
+    load_stateful: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script may take texts that are no JSON, and `run` has not seen this one."""
-    runtime = loaded(
+    """The body may be no JSON, and `run` has not seen it."""
+    runtime = load_stateful(
         """
 import threading
 
@@ -244,16 +248,16 @@ def init(): ...
 
 @pytest.mark.parametrize("batched", [False, True], ids=["requests", "rows"])
 def test_a_copy_of_a_state_takes_its_time_from_its_request(
-    loaded: Load, watched: Watched, *, batched: bool
+    load_stateful: Load, watched: Watched, *, batched: bool
 ) -> None:
-    """What takes too long to be copied is interrupted as `run` is: the script would answer nobody any more."""
+    """A copy that takes too long is interrupted, as `run` is; otherwise it would block the script."""
     run = (
         "@stoker.batched(shape=(), dtype='int64')\ndef run(data, states):\n"
         "    states[0]['endless'] = Endless()\n    return data"
         if batched
         else "def run(raw_data, state):\n    state['endless'] = Endless()\n    return 1"
     )
-    runtime = loaded(NEVER_COPIED + run)
+    runtime = load_stateful(NEVER_COPIED + run)
     begun = sys.modules["entry_module"].begun
 
     def interrupt() -> None:
@@ -275,9 +279,9 @@ def test_a_copy_of_a_state_takes_its_time_from_its_request(
         interrupted.result()
 
 
-def test_coroutines_and_decorated_scripts_have_state(loaded: Load) -> None:
-    """`async def run`, and one whose members the decorators name, with the request's headers beside them."""
-    runtime = loaded(
+def test_coroutines_and_decorated_scripts_have_state(load_stateful: Load) -> None:
+    """`run` is a coroutine, or has decorated members beside the headers of the request."""
+    runtime = load_stateful(
         """
 async def init(): ...
 
@@ -286,8 +290,8 @@ async def run(raw_data, state):
     return state["n"]
 """
     )
-    assert [told(ask(runtime, 0, 7, flags)) for flags in (SEQUENCE_START, 0)] == [1, 2]
-    runtime = loaded(
+    assert [result(answer(runtime, 0, 7, flags)) for flags in (SEQUENCE_START, 0)] == [1, 2]
+    runtime = load_stateful(
         """
 from inference_schema.schema_decorators import input_schema
 from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType
@@ -302,13 +306,13 @@ def run(number, state, request_headers):
     )
     assert runtime.signature.script.input_schema["example"] == {"number": 1, "request_headers": ""}
     head = RequestHead("POST", "/score", "", [("content-type", "application/json")], "")
-    sums = [told(ask(runtime, {"number": 4}, 7, flags, head)) for flags in (SEQUENCE_START, 0)]
+    sums = [result(answer(runtime, {"number": 4}, 7, flags, head)) for flags in (SEQUENCE_START, 0)]
     assert sums == [[total, {"Content-Type": "application/json"}] for total in (4, 8)]
 
 
-def test_state_of_a_generator_is_kept_after_its_last_piece(loaded: Load) -> None:
+def test_state_of_a_generator_is_kept_after_its_last_piece(load_stateful: Load) -> None:
     """The state is kept after the last piece; a failure after some pieces leaves it unchanged."""
-    runtime = loaded(
+    runtime = load_stateful(
         """
 def init(): ...
 
@@ -320,31 +324,33 @@ def run(raw_data, state):
         raise ValueError("unlucky")
 """
     )
-    assert told(ask(runtime, 0, 7, SEQUENCE_START)) == [1, 2]
-    assert ask(runtime, 13, 7).status == 500
-    assert told(ask(runtime, 0, 7)) == [3, 4]
+    assert result(answer(runtime, 0, 7, SEQUENCE_START)) == [1, 2]
+    assert answer(runtime, 13, 7).status == 500
+    assert result(answer(runtime, 0, 7)) == [3, 4]
 
 
-def test_rows_of_a_batch_have_a_state_each(loaded: Load) -> None:
-    """A decorated `run` gets one a row; a batch that fails leaves all of them as they were."""
-    runtime = loaded(ADDS)
+def test_rows_of_a_batch_have_a_state_each(load_stateful: Load) -> None:
+    """A decorated `run` gets a state per row; a failed batch changes none."""
+    runtime = load_stateful(ADDS)
     assert isinstance(runtime, SequenceRowsScript)
-    said = np.concatenate([words(name, SEQUENCE_START) for name in (1, 2)] + [np.zeros((1, 3), np.int64)])
-    for first, second, _ in said[:2].tolist():
+    row_words = np.concatenate(
+        [words(name, SEQUENCE_START) for name in (1, 2)] + [np.zeros((1, 3), np.int64)]
+    )
+    for first, second, _ in row_words[:2].tolist():
         assert runtime.states.admit((first, second), start=True) is None
     rows = np.array([[1, 1], [2, 2], [9, 9]], np.float32)
-    assert np.asarray(runtime.run([rows, said])[0]).tolist() == rows.tolist()
-    said[:, 2] = 0
+    assert np.asarray(runtime.run([rows, row_words])[0]).tolist() == rows.tolist()
+    row_words[:, 2] = 0
     with pytest.raises(ValueError, match="unlucky"):
-        runtime.run([np.array([[1, 1], [13, 13], [9, 9]], np.float32), said])
-    again = runtime.fork().run([rows, said])[0]
+        runtime.run([np.array([[1, 1], [13, 13], [9, 9]], np.float32), row_words])
+    again = runtime.fork().run([rows, row_words])[0]
     assert np.asarray(again).tolist() == [[2, 2], [4, 4], [9, 9]]
     assert runtime.states.counts.live == 2
 
 
-def test_a_batch_may_have_other_states_put_into_its_list(loaded: Load) -> None:
-    """As many as there are rows; else it fails."""
-    runtime = loaded(
+def test_batch_may_replace_the_states_in_its_list(load_stateful: Load) -> None:
+    """It fails if their number is not that of the rows."""
+    runtime = load_stateful(
         """
 import stoker
 
@@ -366,9 +372,9 @@ def run(data, states):
     assert runtime.run([np.array([6]), words(1)]) == [[b"5"]]
 
 
-def test_a_run_that_is_interrupted_has_changed_nothing(loaded: Load, watched: Watched) -> None:
-    """However far it had come; its caller is told that it took too long."""
-    runtime = loaded(
+def test_interrupted_run_does_not_change_the_state(load_stateful: Load, watched: Watched) -> None:
+    """The answer is a timeout."""
+    runtime = load_stateful(
         """
 import threading
 
@@ -385,7 +391,7 @@ def run(raw_data, state):
     return state["n"]
 """
     )
-    told(ask(runtime, 0, 7, SEQUENCE_START))
+    result(answer(runtime, 0, 7, SEQUENCE_START))
     begun = sys.modules["entry_module"].begun
 
     def interrupt() -> None:
@@ -394,14 +400,14 @@ def run(raw_data, state):
 
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
-        assert json.loads(ask(runtime, 13, 7).body)["code"] == "scoring_timeout"
+        assert json.loads(answer(runtime, 13, 7).body)["code"] == "scoring_timeout"
         interrupted.result()
-    assert told(ask(runtime, 0, 7)) == 2
+    assert result(answer(runtime, 0, 7)) == 2
 
 
-def test_rows_know_where_in_their_sequence_they_are(loaded: Load) -> None:
-    """As arrays of truth values; a row whose text is too long for its caller has changed nothing."""
-    runtime = loaded(
+def test_rows_have_start_and_end_of_their_sequence(load_stateful: Load) -> None:
+    """They are arrays of booleans; a row with a too long text does not change its state."""
+    runtime = load_stateful(
         """
 import stoker
 
@@ -427,16 +433,16 @@ def run(data, sequence_end, states, sequence_start):
     assert runtime.run([np.array([0]), words(1)]) == [[b"[2,false,false]"]]
 
 
-def test_several_instances_have_the_same_states(loaded: Load, tmp_path: Path) -> None:
-    """Which is said in the settings; without, one request runs after the other, on a GPU too."""
-    first = loaded(REMEMBERS, instances=2)
+def test_several_instances_have_the_same_states(load_stateful: Load, tmp_path: Path) -> None:
+    """The setting is `instances`; without it one request runs after the other, on a GPU too."""
+    first = load_stateful(REMEMBERS, instances=2)
     deployment = Deployment(
         "m", 1, "script", tmp_path / "score.py", tmp_path, 8, MOST_BYTES, sequence=read_sequence({})
     )
     assert load(deployment, Device("cuda", 0, "a GPU")).instances == 1
     second = first.fork()
-    told(ask(first, 1, 7, SEQUENCE_START))
-    assert told(ask(second, 2, 7)) == [[1, 2], False, False]
+    result(answer(first, 1, 7, SEQUENCE_START))
+    assert result(answer(second, 2, 7)) == [[1, 2], False, False]
 
 
 @pytest.mark.parametrize(
@@ -461,10 +467,10 @@ def test_several_instances_have_the_same_states(loaded: Load, tmp_path: Path) ->
         ),
     ],
 )
-def test_a_script_that_takes_no_state_is_refused(loaded: Load, run: str, complaint: str) -> None:
-    """When it is loaded, with what to write."""
+def test_a_script_that_takes_no_state_is_refused(load_stateful: Load, run: str, complaint: str) -> None:
+    """The message has the code to write."""
     with pytest.raises(LoadFailed, match=complaint):
-        loaded(f"{run}\ndef init(): ...\n")
+        load_stateful(f"{run}\ndef init(): ...\n")
 
 
 @pytest.mark.parametrize(
@@ -477,12 +483,14 @@ def test_a_script_that_takes_no_state_is_refused(loaded: Load, run: str, complai
         ),
     ],
 )
-def test_a_script_that_takes_state_is_told_how_to_get_it(loaded: Load, run: str, complaint: str) -> None:
-    """Where its deployment says nothing of sequences; one whose argument has a default is as ever."""
+def test_script_with_a_state_argument_needs_the_setting(
+    load_stateful: Load, run: str, complaint: str
+) -> None:
+    """The message has the setting; an argument with a default needs none."""
     with pytest.raises(LoadFailed, match=complaint):
-        loaded(f"{run}\ndef init(): ...\n", stateless=True)
+        load_stateful(f"{run}\ndef init(): ...\n", stateless=True)
     for default in (
         "def run(raw_data, state=None):\n    return state",
         "import stoker\n@stoker.batched(shape=())\ndef run(data, states=None):\n    return data",
     ):
-        assert not loaded(f"{default}\ndef init(): ...\n", stateless=True).signature.sequences
+        assert not load_stateful(f"{default}\ndef init(): ...\n", stateless=True).signature.sequences

@@ -30,7 +30,8 @@ from stoker.device import loading
 from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
-from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
+from stoker.runtimes.rows_runtime import RowsRuntime
+from stoker.runtimes.sklearn import load_sklearn
 from stoker.settings.choices import Acceleration, check_acceleration
 from stoker.tensors import Signature
 from stoker.wire.packed import pack, unpack
@@ -123,7 +124,7 @@ def save_instance(folder: Path, name: str) -> Path:
 def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
     """The width is the estimator's. One method is served without packing, and each instance answers alike."""
     runtime = load(save(regression(), tmp_path / "model.pkl"))
-    assert isinstance(runtime, SklearnRuntime)
+    assert isinstance(runtime, RowsRuntime)
     assert isinstance(runtime, ForkingRuntime)
     assert str(runtime.signature) == "data float64[n,2] -> predict float64[n]"
     assert runtime.signature.method == "predict"

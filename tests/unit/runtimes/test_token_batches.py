@@ -22,7 +22,7 @@ def test_length_buckets_waste_little() -> None:
 
 
 def test_divide_gives_each_row_to_one_part() -> None:
-    """Whatever the lengths are, and none of a row without a token."""
+    """Lengths are random; a row without a token is in no part."""
     random = np.random.default_rng(3)
     for costs in (CHEAP_STARTS, TokenCosts(1e5, 10, 256, 512)):
         lengths = random.integers(0, 513, 200)

@@ -1,4 +1,4 @@
-"""Models of Triton's Python backend: how they load, and what becomes of each request of a list."""
+"""Models of Triton's Python backend: loads, batches, and failures of single requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Load = Callable[..., TritonPythonRuntime]
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads a model whose `execute` has this body, for each `request`, or whose class has."""
+    """Load a model; the text is the body of `execute` for each `request`, or of its class."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("entry_module", "triton_python_backend_utils"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -70,23 +70,23 @@ COUNT = ANSWER.format("np.full_like(x, len(requests))")
 
 
 def request(value: float, rows: int = 1, **facts: Any) -> bytes:
-    """A packed request."""
+    """Return a packed request."""
     array = np.full((rows, 2), value, np.float32)
     if not facts:
         return pack({"x": array})
-    said = np.empty(1, object)
-    said[0] = json.dumps(facts).encode()
-    return pack({"x": array, FACTS: said})
+    packed_facts = np.empty(1, object)
+    packed_facts[0] = json.dumps(facts).encode()
+    return pack({"x": array, FACTS: packed_facts})
 
 
 def answers(runtime: TritonPythonRuntime, *requests: bytes) -> list[Any]:
-    """The first number of each answer, or its error."""
+    """Return the first number of each answer, or its error."""
     (given,) = runtime.run([requests])
     return [one.error if isinstance(one, RowFailure) else float(unpack(one)["y"][0, 0]) for one in given]
 
 
 def test_requests_share_a_call_as_the_configuration_says(load: Load) -> None:
-    """At most `max_batch_rows` rows of one shape, for which the same models wait; without dynamic_batching, one."""
+    """A call has at most `max_batch_rows` rows of one shape and chain of callers; without dynamic_batching, one."""
     both = [request(0, 5), request(0, 3), request(0, 1)]
     assert answers(load(COUNT), *both) == [2, 2, 1]
     assert answers(load(COUNT), request(0), request(0, parameters={"stoker_callers": "a:1"})) == [1, 1]
@@ -98,12 +98,12 @@ def test_requests_share_a_call_as_the_configuration_says(load: Load) -> None:
     assert str(alone.signature.tensors.inputs[0]) == "x float32[?,2]"
 
 
-def test_one_that_fails_fails_alone(load: Load) -> None:
-    """An error of a response, an exception of all, and a wrong answer cost the others nothing."""
+def test_failed_request_does_not_affect_others(load: Load) -> None:
+    """A response may be an error, `execute` may raise, or an answer may be wrong."""
     body = (
         "value = x[0, 0]\n"
         "if value == 1:\n    raise KeyError('hidden')\n"
-        "if value == 2:\n    raise pb_utils.TritonModelException('told')\n"
+        "if value == 2:\n    raise pb_utils.TritonModelException('for the caller')\n"
         "if value in (3, 4):\n"
         "    code = pb_utils.TritonError.INVALID_ARG if value == 3 else pb_utils.TritonError.NOT_FOUND\n"
         "    responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError('why', code)))\n"
@@ -118,15 +118,15 @@ def test_one_that_fails_fails_alone(load: Load) -> None:
     assert (given[0], given[10]) == (0, 10)
     kinds = [KeyError, ErrorForCaller, InvalidInput, ErrorForCaller, TypeError, *[ValueError] * 4]
     assert [type(error) for error in given[1:10]] == kinds
-    assert [str(error) for error in given[2:5]] == ["told", "why", "why"]
+    assert [str(error) for error in given[2:5]] == ["for the caller", "why", "why"]
     assert "gave no output 'y', but z" in str(given[6])
     assert "y float64[1,2] to a request of 1 rows, and its configuration declares y float32[?,2]" in str(
         given[7]
     )
 
 
-def test_the_number_of_responses_and_late_calls(load: Load) -> None:
-    """A list of another length fails like an exception; a call that was interrupted is not made again."""
+def test_wrong_number_of_responses_and_interrupted_calls_fail(load: Load) -> None:
+    """A list of another length fails like an exception; an interrupted call is not repeated."""
     (failed,) = answers(load("pass"), request(0))
     assert "execute() returned 0 responses for 1 requests" in str(failed)
     late = load("raise AssertionError", timeout_ms=50)
@@ -153,8 +153,8 @@ def test_python_model_gets_its_configuration_and_request_facts(load: Load) -> No
     assert answers(runtime, request(5, id="me", outputs=["y"], parameters={"n": 1})) == [6]
 
 
-def test_it_completes_its_configuration(load: Load) -> None:
-    """By a method of its class, which cannot contradict what is written."""
+def test_class_completes_the_configuration(load: Load) -> None:
+    """`auto_complete_config` cannot contradict the written configuration."""
     methods = (
         "@staticmethod\ndef auto_complete_config(config):\n"
         "    config.add_input({'name': 'x', 'data_type': 'TYPE_FP32', 'dims': [2], 'optional': True})\n"
@@ -198,13 +198,13 @@ COMPLETE = "@staticmethod\ndef auto_complete_config(config):\n    {}\n    return
     ],
 )
 def test_completion_that_would_not_hold_is_refused_by_name(load: Load, statement: str, problem: str) -> None:
-    """A model is not served with another configuration than the one that it has completed."""
+    """The message names the field."""
     with pytest.raises(LoadFailed, match=problem):
         load(COUNT, {**TENSORS, "max_batch_size": 8}, methods=COMPLETE.format(statement))
 
 
 def test_completed_max_batch_size_limits_calls_and_requests(load: Load) -> None:
-    """No call of `execute` has more rows, and a request of more rows is refused for its caller alone."""
+    """No call of `execute` has more rows, and a request of more rows fails alone."""
     methods = COMPLETE.format("config.set_max_batch_size(3); config.set_dynamic_batching()")
     runtime = load(COUNT, {**TENSORS}, methods=methods)
     given = answers(runtime, request(1), request(2), request(0, 4), request(3), request(4, 2))
@@ -240,8 +240,8 @@ def test_invalid_python_model_fails_to_load(
         load(body, config, methods=methods)
 
 
-def test_its_class_and_its_sample(load: Load, tmp_path: Path) -> None:
-    """A class is needed, batching is not merging, and a request that it should answer is tried."""
+def test_model_without_class_or_with_failing_sample_is_refused(load: Load, tmp_path: Path) -> None:
+    """Batching may not be `merge` either."""
     with pytest.raises(LoadFailed, match="batching is auto or none, not merge"):
         load(COUNT, batching="merge")
     sample = tmp_path / "sample.json"

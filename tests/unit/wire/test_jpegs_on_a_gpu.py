@@ -1,4 +1,4 @@
-"""JPEGs that a GPU decodes, and what is left to Pillow; the GPU is a puppet."""
+"""JPEGs that a GPU decodes, or Pillow instead; the GPU is a puppet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = (9, 14)
 
 @pytest.fixture
 def codec(monkeypatch: pytest.MonkeyPatch) -> Iterator[PuppetCodec]:
-    """The package, not opened yet."""
+    """Install the package; it is not opened yet."""
     jpegs.gpu_decoder.cache_clear()
     yield install_codec(monkeypatch)
     jpegs.gpu_decoder.cache_clear()
@@ -79,7 +79,7 @@ def test_image_decoded_on_a_gpu_is_resized_as_on_the_cpu(codec: PuppetCodec) -> 
 @pytest.mark.parametrize(
     "options", [{"mode": "CMYK"}, {"keep_rgb": True}, {"kind": "PNG"}, {"kind": "WEBP"}], ids=str
 )
-def test_other_colours_and_formats_never_see_the_gpu(codec: PuppetCodec, options: dict[str, Any]) -> None:
+def test_other_colours_and_formats_do_not_use_the_gpu(codec: PuppetCodec, options: dict[str, Any]) -> None:
     """The package takes RGB in a JPEG for YCbCr."""
     body = jpeg(**options)
     np.testing.assert_array_equal(rows(body), rows(body, "precise"))
@@ -103,8 +103,8 @@ def test_image_that_neither_gpu_nor_pillow_can_decode_is_refused(codec: PuppetCo
         rows(body[: len(body) // 2])
 
 
-def test_another_size_than_was_checked_is_not_decoded(codec: PuppetCodec) -> None:
-    """The limits are for what the header says."""
+def test_image_of_another_size_than_its_header_is_not_decoded(codec: PuppetCodec) -> None:
+    """The limits are checked for the size in the header."""
     assert decode_jpeg(jpeg(), (9, 13), SIZE, "gpu") is None
     assert codec.decoded == 0
 
@@ -139,7 +139,7 @@ def test_threads_take_turns_on_the_gpu(codec: PuppetCodec) -> None:
     assert codec.decoded == 2
 
 
-def test_other_ways_to_decode_open_no_gpu(codec: PuppetCodec) -> None:
+def test_other_decodings_open_no_gpu(codec: PuppetCodec) -> None:
     """A CUDA context costs memory of the GPU."""
     for decoding in ("precise", "fast"):
         rows(jpeg(), decoding)

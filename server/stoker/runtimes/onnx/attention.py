@@ -2,8 +2,8 @@
 
 `softmax(scale * Q @ K^T + bias) @ V` becomes `MultiHeadAttention` of ONNX Runtime, which has fused kernels for it.
 The operators of a pattern are read from the graph. Sizes and the scale, which exporters compute from shapes, are
-observed: the model runs with other numbers of rows, and with other sizes where they are free. What has to be constant
-must be the same each time.
+observed in runs with different numbers of rows, and with different values of free sizes. A size that has to be
+constant must be the same in all runs.
 
 See decision 53.
 """
@@ -24,9 +24,9 @@ _OPSET_OF_SOFTMAX: Final = 13
 _MOST_STEPS: Final = 6
 
 Observation = Mapping[str, np.ndarray]
-"""Tensors by name, as one run of the model has them."""
+"""The tensors of one run of the model, by name."""
 Observe = Callable[[Sequence[str]], Sequence[Observation]]
-"""Runs a model with several numbers of rows; returns what each run has for these names."""
+"""Runs a model with several numbers of rows; returns the tensors of these names in each run."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Pattern:
 
     Attributes:
         query, keys, values: `[rows, heads, time, size]`, but `keys` is `[rows, heads, size, time]`.
-        multiplied, divided: Names of scalars that products with the query, the keys or the scores have.
-        biases: What is added to the scaled scores.
+        multiplied, divided: Names of scalars by which the query, the keys or the scores are multiplied or divided.
+        biases: Names of tensors that are added to the scaled scores.
         output: `[rows, heads, time, size]`.
     """
 
@@ -56,17 +56,17 @@ class _Pattern:
 
 
 def fuse_attention(model: Any, observe: Observe) -> int:
-    """Replace each attention of a model that has an exact form; returns how many were.
+    """Replace each attention of a model that has an exact form; return their number.
 
     Args:
         model: An `onnx.ModelProto`; it is changed.
-        observe: Runs the model as it is.
+        observe: Runs the original model.
     """
     graph = _GraphIndex(model)
     patterns = list(_patterns(graph))
     if not patterns:
         return 0
-    # What stands before and behind a pattern may be left out, too: their shapes are observed as well.
+    # Nodes before and behind a pattern may be removed too, so their shapes are observed as well.
     names = {name for pattern in patterns for name in (*pattern.tensors, *graph.around(pattern))}
     runs = observe([name for name in sorted(names) if graph.constant(name) is None])
     rewriter = _Rewriter(graph, runs)
@@ -89,7 +89,7 @@ class _GraphIndex:
         self.outputs = {value.name for value in model.graph.output}
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         versions = {each.domain: each.version for each in model.opset_import}
-        # Before, a softmax went over all axes from the second on.
+        # In older opsets a softmax covered all axes from the second one on.
         self.softmax_axis = -1 if versions.get("", 0) >= _OPSET_OF_SOFTMAX else 1
 
     def constant(self, name: str) -> np.ndarray | None:
@@ -147,19 +147,19 @@ class _GraphIndex:
             yield from self._before(node.input[0], steps - 1)
 
     def is_of_shapes(self, name: str) -> bool:
-        """Whether a tensor follows from shapes and constants alone, and not from what the inputs hold."""
-        waiting, seen = [name], set()
+        """Whether a tensor depends on shapes and constants alone, and not on the values of inputs."""
+        waiting, visited = [name], set()
         inputs = {value.name for value in self.model.graph.input}
         while waiting:
             each = waiting.pop()
-            if each in seen or each in self._initializers:
+            if each in visited or each in self._initializers:
                 continue
-            seen.add(each)
+            visited.add(each)
             node = self.made.get(each)
             if each in inputs or node is None or _holds_graph(node):
                 return False
             if node.op_type not in {"Shape", "Size"}:
-                waiting += [given for given in node.input if given]
+                waiting += [name for name in node.input if name]
         return True
 
 
@@ -182,7 +182,7 @@ def _patterns(graph: _GraphIndex) -> Iterator[_Pattern]:
 
 
 def _of_scores(graph: _GraphIndex, scores: str, values: str, output: str) -> Iterator[_Pattern]:
-    """Yield the ways to read what a softmax is of: products of query and keys, scaled, and then with biases."""
+    """Yield the possible patterns of the input of a softmax: products of query and keys, scaled, then with biases."""
     product = graph.maker(scores, "MatMul")
     if product is not None:
         query, keys = product.input
@@ -201,7 +201,7 @@ def _of_scores(graph: _GraphIndex, scores: str, values: str, output: str) -> Ite
     inner, scale, kind = _scaled(graph, scores)
     if inner:
         for pattern in _of_scores(graph, inner, values, output):
-            # A bias that is scaled afterwards is another one.
+            # A bias before the scale is no bias of the operator.
             if not pattern.biases:
                 getattr(pattern, kind).append(scale)
                 yield pattern
@@ -216,7 +216,7 @@ def _unscaled(graph: _GraphIndex, name: str, pattern: _Pattern) -> str:
 
 
 def _scaled(graph: _GraphIndex, name: str) -> tuple[str, str, str]:
-    """Return what a tensor is a multiple of, the factor, and how; empty names if it is none."""
+    """Return the tensor of which a tensor is a multiple, the factor, and the list for it; empty if it is none."""
     node = graph.maker(name, "Mul")
     if node is not None:
         for place in (0, 1):
@@ -240,7 +240,7 @@ class _Rewriter:
         self._made_biases: dict[tuple[str, ...], str] = {}
 
     def replace(self, pattern: _Pattern) -> bool:
-        """Replace a pattern; returns whether it has an exact form."""
+        """Replace a pattern; return whether it has an exact form."""
         found = {self._sizes(pattern, run) for run in range(len(self._runs))}
         sizes, scale = found.pop(), self._scale(pattern)
         if found or sizes is None or scale is None:
@@ -295,7 +295,7 @@ class _Rewriter:
         return (heads, size, value_size) if output == (rows, heads, time, value_size) else None
 
     def _scale(self, pattern: _Pattern) -> float | None:
-        """Return what products of query and keys are multiplied with; None if that changes with the rows."""
+        """Return the factor of the products of query and keys; None if it changes with the rows."""
         scales = set()
         for run in self._runs:
             scale = 1.0
@@ -324,8 +324,8 @@ class _Rewriter:
         before = self._graph.transposed(name, _HEADS_BEFORE_TIME)
         reshape = None if before is None else self._graph.maker(before, "Reshape")
         if reshape is not None and self._has_shape(reshape.input[0], name, width):
-            given: str = reshape.input[0]
-            return given
+            flat: str = reshape.input[0]
+            return flat
         return self._reshape(before or self._transpose(name, _HEADS_BEFORE_TIME), [0, 0, width])
 
     def _flat_keys(self, name: str, width: int) -> str:
@@ -344,7 +344,7 @@ class _Rewriter:
         return self._reshape(self._transpose(name, [0, 3, 1, 2]), [0, 0, width])
 
     def _transposed_as_matrices(self, name: str) -> str | None:
-        """Return the keys that were made matrices of three axes, transposed, and given their four axes again."""
+        """Return the keys before a reshape to matrices of three axes, a transposition and a reshape to four axes."""
         graph = self._graph
         outer = graph.maker(name, "Reshape")
         matrices = None if outer is None else graph.transposed(outer.input[0], [0, 2, 1])
@@ -358,11 +358,11 @@ class _Rewriter:
                 return None
             if middle != (keys[0] * keys[1], keys[3], keys[2]):
                 return None
-        found: str = inner.input[0]
-        return found
+        keys_name: str = inner.input[0]
+        return keys_name
 
     def _full_bias(self, pattern: _Pattern, query: str, keys: str) -> str:
-        """Return the sum of the biases with sizes of its own for both times, which the operator wants."""
+        """Return the sum of the biases with the sizes of both times, which the operator requires."""
         key = tuple(pattern.biases)
         if key in self._made_biases:
             return self._made_biases[key]
@@ -374,7 +374,7 @@ class _Rewriter:
             times = self._times(pattern, run)
             summed = np.broadcast_shapes(*shapes)
             if len(summed) != _RANK or summed[2:] != times:
-                bias = self._expanded(pattern, bias, query, keys)
+                bias = self._expand(pattern, bias, query, keys)
                 break
         self._made_biases[key] = bias
         return bias
@@ -383,7 +383,7 @@ class _Rewriter:
         query, keys = self._shape(pattern.query, run) or (), self._shape(pattern.keys, run) or ()
         return query[2], keys[3]
 
-    def _expanded(self, pattern: _Pattern, bias: str, query: str, keys: str) -> str:
+    def _expand(self, pattern: _Pattern, bias: str, query: str, keys: str) -> str:
         times = {self._times(pattern, run) for run in range(len(self._runs))}
         if len(times) == 1:
             return self._add("Expand", [bias, self._constant([1, 1, *times.pop()])])
@@ -397,7 +397,7 @@ class _Rewriter:
     def _write_output(
         self, pattern: _Pattern, inputs: list[str], heads: int, width: int, scale: float
     ) -> None:
-        """Add the operator; what follows on the pattern is left out where it only brings heads and time in order."""
+        """Add the operator, without a transposition and a reshape behind the pattern that only order its axes."""
         graph = self._graph
         transpose = graph.only_taker(pattern.output, "Transpose")
         if transpose is not None and graph.attribute(transpose, "perm") == _HEADS_BEFORE_TIME:
@@ -442,6 +442,6 @@ class _Rewriter:
 
 
 def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    """Whether what is added leaves the shape as it is."""
+    """Whether adding a tensor of `shape` keeps the shape `full`."""
     sizes = zip(shape[::-1], full[::-1], strict=False)
-    return len(shape) <= len(full) and all(mine in (1, wanted) for mine, wanted in sizes)
+    return len(shape) <= len(full) and all(size in (1, whole) for size, whole in sizes)

@@ -1,4 +1,4 @@
-"""Sessions of models with `bfloat16` tensors, which ONNX Runtime's Python package takes and gives as memory alone."""
+"""Sessions of models with `bfloat16` tensors, for which ONNX Runtime's Python package has no arrays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stoker.errors import LoadFailed
 
 _TYPE: Final = "tensor(bfloat16)"
 _ELEMENT_TYPE: Final = 16
-"""ONNX's number of it."""
+"""The number of bfloat16 in ONNX."""
 
 
 class Bfloat16Session:
-    """A session called with arrays of `bfloat16`, as other sessions are with those of numpy's own dtypes."""
+    """A session whose `run` takes and returns arrays of `bfloat16` too."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
@@ -35,10 +35,10 @@ class Bfloat16Session:
 
 
 def with_bfloat16(session: Any) -> Any:
-    """Return a session whose `run` takes and gives arrays of all dtypes of its model.
+    """Return a session whose `run` takes and returns arrays of all dtypes of its model.
 
     Raises:
-        LoadFailed: It takes strings too, which ONNX Runtime cannot bind beside `bfloat16`.
+        LoadFailed: The model takes strings too, which ONNX Runtime cannot bind beside `bfloat16`.
     """
     if not isinstance(session, onnxruntime.InferenceSession):
         return session
@@ -55,7 +55,7 @@ def with_bfloat16(session: Any) -> Any:
 
 
 def element_type(dtype: np.dtype[Any]) -> Any:
-    """Return a dtype as `IOBinding` takes it."""
+    """Return a dtype in the form of `IOBinding`."""
     return _ELEMENT_TYPE if dtype.kind == "V" else dtype
 
 
@@ -74,5 +74,5 @@ def _array_of(value: Any) -> np.ndarray:
 
     shape = value.shape()
     content = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
-    # A copy, which is its own and can be written, as other outputs.
+    # A copy is writable, as other outputs are.
     return np.frombuffer(bytearray(content), bfloat16).reshape(shape)

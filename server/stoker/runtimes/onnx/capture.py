@@ -20,9 +20,9 @@ from stoker.runtimes.pipeline import BatchSet
 _GRAPH_ID: Final = "gpu_graph_id"
 _DO_NOT_WAIT: Final = "disable_synchronize_execution_providers"
 
-# 0 is what runs without an id get. An id is of one shape of one session, and never given out again.
+# Runs without an id have 0. An id is for one shape of one session, and is never used again.
 _graph_ids = itertools.count(1)
-# While one thread captures, CUDA forbids all others in the process calls that a capture could not repeat.
+# While one thread captures, CUDA forbids other threads of the process all calls that a capture cannot repeat.
 _capturing = threading.Lock()
 
 
@@ -36,10 +36,10 @@ class GraphSessions(Protocol):
     shares_memory: bool
 
     def open(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
-        """Open the session for batches of a size, or return the one that is open.
+        """Return the session for batches of a size; open it if it is not open.
 
         Args:
-            stream: Where it computes; the same one in all calls.
+            stream: The stream of its computation, the same in all calls.
 
         Raises:
             OutOfMemory: The device has no memory for it.
@@ -48,7 +48,7 @@ class GraphSessions(Protocol):
         ...
 
     def close(self, rows: int) -> None:
-        """Close what is open for this size alone."""
+        """Close a session that only this size uses."""
         ...
 
 
@@ -92,11 +92,11 @@ def _capture_for(batch_set: BatchSet, session: Any, size: int, number: int) -> C
         for staged in side:
             kind = element_type(staged.dtype)
             bind(staged.name, "cuda", 0, kind, [size, *staged.shape], staged.device_address)
-    # What the package puts around its own objects looks up on each call what has not changed.
+    # The wrappers of the package do lookups in each call, and the results do not change.
     run = getattr(session, "_sess", session).run_with_iobinding
     bound = getattr(binding, "_iobinding", binding)
     with _capturing:
-        # Runs it until it is captured.
+        # ONNX Runtime captures the graph in this run.
         _run_bound(run, bound, _graph_options(number))
     options = _graph_options(number)
     options.add_run_config_entry(_DO_NOT_WAIT, "1")
@@ -107,7 +107,7 @@ def _graph_options(number: int) -> onnxruntime.RunOptions:
     """Options of a run that captures or repeats the CUDA graph with this id."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(_GRAPH_ID, str(number))
-    # What fails is raised.
+    # Failures are raised.
     options.log_severity_level = 4
     return options
 

@@ -60,14 +60,14 @@ def cuda_runtime(
 ) -> Runtime:
     """Make the runtime of a model of rows, on the thread that will run it.
 
-    Captured graphs are taken where the model can and may be captured: no other execution is faster.
+    Captured graphs are used if the model and the settings allow them: no other execution is faster.
 
     Args:
-        sessions: Opens further sessions, and knows the settings.
-        cuda: Finds the CUDA runtime of this process; by default that which ONNX Runtime has loaded.
+        sessions: Opens further sessions, and has the settings.
+        cuda: Finds the CUDA runtime of this process; by default the one that ONNX Runtime has loaded.
 
     Raises:
-        LoadFailed: An execution that was asked for cannot run.
+        LoadFailed: The execution of the settings cannot run.
     """
     deployment = sessions.deployment
     plain = CopiedExecution(session, signature)
@@ -77,13 +77,13 @@ def cuda_runtime(
     sizes = likely_sizes(deployment)
     find_cuda = cuda or _onnxruntimes_cuda
     if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda" and deployment.captures:
-        # Without sizes to prepare, further ones are added by measuring.
+        # Without buckets, sizes are added later by measuring.
         captured = _capture(sessions, plain, deployment.batch_buckets or (1,), find_cuda, clock_ns)
         if captured is not None:
             return captured
     feasible = feasible_sizes(deployment.name, plain, sizes)
     if not feasible:
-        # The first batch says that there is no memory, as it does without this choice.
+        # The first batch reports the lack of memory.
         return plain
     rows = max(deployment.max_batch_rows, *feasible)
 
@@ -101,10 +101,11 @@ def _capture(
     find_cuda: Callable[[], CudaRuntime],
     clock_ns: Callable[[], int],
 ) -> PipelinedExecution | None:
-    """Capture a model in the first way that gives what plain calls give; None if it cannot be captured.
+    """Capture a model with the first kind of sessions that agrees with plain calls; None if none does.
 
     Raises:
-        LoadFailed: It cannot, and `execution: graph` asks for it; or the device is broken since it was tried.
+        LoadFailed: The model cannot be captured, and the setting is `execution: graph`; or the attempt has broken the
+            device.
     """
     deployment = sessions.deployment
     name, signature = deployment.name, plain.signature
@@ -112,31 +113,31 @@ def _capture(
     failure: Exception | None = None
     try:
         cuda = find_cuda()
-        for way, opened in _ways(sessions, plain, cuda):
+        for kind, open_sessions in _kinds_of_sessions(sessions, plain, cuda):
             try:
-                graphs = SessionGraphs(opened())
+                graphs = SessionGraphs(open_sessions())
                 runtime = PipelinedExecution(
                     name, signature, cuda, graphs, sizes, deployment.max_batch_rows, depth, clock_ns
                 )
                 check_pipeline(name, runtime, plain)
-            except Exception as error:  # noqa: BLE001  # whatever a model or CUDA ends in
-                logger.info("%s: execution graph, %s, is left out: %s", name, way, error)
-                # What a session of one size lacks is what says why.
+            except Exception as error:  # noqa: BLE001  # a model or CUDA may raise any error
+                logger.info("%s: execution graph, %s, is left out: %s", name, kind, error)
+                # The failure of a session for one size is the reason to report.
                 failure = error
                 if isinstance(error, OutOfMemory):
                     break
                 check_still_runs(name, plain, min(sizes), "graph", error)
-                if isinstance(error, LoadFailed) and way != _ONE_SESSION:
+                if isinstance(error, LoadFailed) and kind != _ONE_SESSION:
                     break
             else:
-                runtime.choice = f"execution graph, {way}, {depth} batches in flight"
+                runtime.choice = f"execution graph, {kind}, {depth} batches in flight"
                 return runtime
     except LoadFailed:
         raise
     except Exception as error:  # noqa: BLE001  # without CUDA's own library
         logger.info("%s: execution graph is left out: %s", name, error)
         failure = error
-    advice = _what_prevents_it(sessions, plain, min(sizes)) if isinstance(failure, LoadFailed) else ""
+    advice = _explain_failure(sessions, plain, min(sizes)) if isinstance(failure, LoadFailed) else ""
     if deployment.acceleration.execution == "graph":
         raise LoadFailed(f"{name} cannot run with execution: graph: {failure}{advice}") from failure
     if advice:
@@ -144,10 +145,10 @@ def _capture(
     return None
 
 
-def _ways(
+def _kinds_of_sessions(
     sessions: OnnxSessions, plain: CopiedExecution, cuda: CudaRuntime
 ) -> Iterator[tuple[str, Callable[[], GraphSessions]]]:
-    """The ways to open sessions with graphs; the first needs the least memory."""
+    """Yield the kinds of sessions with graphs, and how to open them; the first needs the least memory."""
     yield _ONE_SESSION, lambda: SharedSession(sessions)
     first, fixed = plain.first_axes(), plain.fixed_axes()
     likely = likely_sizes(sessions.deployment)
@@ -158,19 +159,19 @@ def _ways(
     yield "a session for each size", lambda: FixedSessions(sessions, first, likely, None, fixed)
 
 
-def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:
-    """Name the nodes that run on the CPU although batches have one size, and the remedy, as the end of a sentence."""
+def _explain_failure(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:
+    """Return the end of a sentence: the nodes that run on the CPU although batches have one size, and the remedy."""
     fixed = FixedSessions(sessions, plain.first_axes(), [rows], None, plain.fixed_axes())
     try:
         nodes = fixed.nodes_on_cpu(rows)
-    except Exception as error:  # noqa: BLE001  # it is for a line of the log alone
-        logger.debug("%s: its nodes cannot be told: %s", sessions.deployment.name, error)
+    except Exception as error:  # noqa: BLE001  # it is only for a line of the log
+        logger.debug("%s: the placement of its nodes is unknown: %s", sessions.deployment.name, error)
         return ""
     if not nodes:
         return ""
-    more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
+    others = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
     return (
-        f": with batches of one size these nodes still run on the CPU: {', '.join(nodes[:_MOST_NODES])}{more}; "
+        f": with batches of one size these nodes still run on the CPU: {', '.join(nodes[:_MOST_NODES])}{others}; "
         "export the model with operators and types that ONNX Runtime has for CUDA, without branches and loops"
     )
 

@@ -1,4 +1,4 @@
-"""How a batch gets to a session of ONNX Runtime and back: copied by it, or bound to memory that stays in place."""
+"""Executions of a session of ONNX Runtime: it copies each batch, or is bound to memory that stays in place."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class CopiedExecution:
     def __init__(self, session: onnxruntime.InferenceSession, signature: Signature) -> None:
         self.signature = signature
         self._session = session
-        # What the package puts around its own session looks up on each call what the signature says already.
-        able = with_bfloat16(session)
-        self._run = getattr(able, "_sess", able).run
+        # The session of the package looks up names in each call, which the signature has already.
+        wrapped = with_bfloat16(session)
+        self._run = getattr(wrapped, "_sess", wrapped).run
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = [spec.name for spec in signature.outputs]
 
@@ -44,11 +44,11 @@ class CopiedExecution:
         return CopiedExecution(self._session, self.signature)
 
     def first_axes(self) -> dict[str, str | None]:
-        """For each input the name of its first axis, None if it has none."""
+        """Return for each input the name of its first axis, None if it has none."""
         return {value.name: _name_of(value.shape[0]) for value in self._session.get_inputs()}
 
     def fixed_axes(self) -> dict[str, int]:
-        """Sizes of other named axes that the model leaves free, and the signature does not."""
+        """Return sizes of other named axes that are free in the model and fixed in the signature."""
         shapes = {spec.name: spec.shape for spec in self.signature.inputs}
         sizes = [
             (_name_of(axis), size)
@@ -63,7 +63,7 @@ def _name_of(axis: object) -> str | None:
 
 
 class BoundExecution:
-    """Batches of certain sizes in memory that stays in place; others are copied.
+    """Batches of prepared sizes in memory that stays in place; other batches are copied.
 
     The outputs of `run` are overwritten by the next batch.
     """
@@ -80,9 +80,9 @@ class BoundExecution:
         """Wrap a session; `prepare` comes before the first `run`.
 
         Args:
-            copied: How it runs batches of other sizes.
-            memory: Of this instance alone.
-            fork: Makes a further runtime like this one, with memory of its own.
+            copied: Runs batches of other sizes.
+            memory: The memory of this instance.
+            fork: Makes another runtime like this one, with memory of its own.
         """
         self.signature = copied.signature
         self._session = session
@@ -96,7 +96,7 @@ class BoundExecution:
 
         Raises:
             OutOfMemory: The device has no memory for it.
-            Exception: ONNX Runtime cannot run it so.
+            Exception: ONNX Runtime cannot run it with a binding.
         """
         binding = self._session.io_binding()
         for staged in self._memory.inputs:
@@ -132,7 +132,7 @@ class BoundExecution:
 
     def _run_bound(self, binding: Any) -> None:
         try:
-            # Returns when the device has done it.
+            # It returns when the device is done.
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise_if_out_of_memory(error)
@@ -145,10 +145,10 @@ def bind(
     memory: Callable[[], StagedMemory],
     sizes: Sequence[int],
 ) -> BoundExecution:
-    """Bind a session that is shared: each fork has memory of its own.
+    """Bind a shared session: each fork has memory of its own.
 
     Args:
-        memory: Takes memory for one instance.
+        memory: Allocates the memory of one instance.
     """
     copied = CopiedExecution(session, signature)
     bound = BoundExecution(session, copied, memory(), lambda: bind(session, signature, memory, sizes))

@@ -1,4 +1,4 @@
-"""GELU as PyTorch's newer exporter writes it, replaced by one operator; ONNX Runtime knows the older forms itself."""
+"""GELU, as PyTorch's newer exporter writes it, replaced by one operator; ONNX Runtime fuses older forms itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOLERANCE: Final = 1e-3
 
 
 def fuse_gelu(model: Any) -> int:
-    """Replace each `x * (0.5 * (erf(x / sqrt(2)) + 1))` of an `onnx.ModelProto`; returns how many were."""
+    """Replace each `x * (0.5 * (erf(x / sqrt(2)) + 1))` of an `onnx.ModelProto`; return their number."""
     from onnx import helper
     from onnxruntime.transformers.onnx_model import OnnxModel
 
@@ -22,11 +22,11 @@ def fuse_gelu(model: Any) -> int:
     constant = _constants(model)
     found = []
     for node in graph.node:
-        given = _gelu_of(node, made, constant) if node.op_type == "Mul" else None
-        if given is not None:
-            found.append((node, given))
-    for node, given in found:
-        gelu = helper.make_node("Gelu", [given], list(node.output), f"{node.name}_gelu", domain=_DOMAIN)
+        source = _gelu_input(node, made, constant) if node.op_type == "Mul" else None
+        if source is not None:
+            found.append((node, source))
+    for node, source in found:
+        gelu = helper.make_node("Gelu", [source], list(node.output), f"{node.name}_gelu", domain=_DOMAIN)
         place = list(graph.node).index(node)
         graph.node.remove(node)
         graph.node.insert(place, gelu)
@@ -48,11 +48,11 @@ def _constants(model: Any) -> Callable[[str], float | None]:
     return numbers.get
 
 
-def _gelu_of(node: Any, made: dict[str, Any], constant: Callable[[str], float | None]) -> str | None:
-    """Return what a product is the GELU of; None if it is another product."""
+def _gelu_input(node: Any, made: dict[str, Any], constant: Callable[[str], float | None]) -> str | None:
+    """Return the tensor of which a product is the GELU; None for other products."""
 
     def beside(name: str, operator: str, number: float) -> str | None:
-        """Return what a tensor is made of beside a constant, by an operator."""
+        """Return the other operand of a tensor that an operator makes with a constant."""
         maker = made.get(name)
         if maker is None or maker.op_type != operator or len(maker.input) != 2:
             return None
@@ -63,12 +63,12 @@ def _gelu_of(node: Any, made: dict[str, Any], constant: Callable[[str], float | 
         return None
 
     for place in (0, 1):
-        given = node.input[1 - place]
+        source = node.input[1 - place]
         half = beside(node.input[place], "Mul", 0.5)
         sum_of = half and beside(half, "Add", 1.0)
         erf = made.get(sum_of) if sum_of else None
         if erf is not None and erf.op_type == "Erf":
             inner = erf.input[0]
-            if given in (beside(inner, "Div", math.sqrt(2)), beside(inner, "Mul", math.sqrt(0.5))):
-                return str(given)
+            if source in (beside(inner, "Div", math.sqrt(2)), beside(inner, "Mul", math.sqrt(0.5))):
+                return str(source)
     return None

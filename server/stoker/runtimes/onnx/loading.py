@@ -1,4 +1,4 @@
-"""Load an ONNX file: from the file to a runtime."""
+"""Loading an ONNX file as a runtime."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
 
     Raises:
         LoadFailed: The file cannot be loaded, or holds tensors of types that are not served.
-        DeviceUnavailable: The provider that was asked for cannot be used.
+        DeviceUnavailable: The provider of the settings cannot be used.
     """
     on_cuda = device.kind == "cuda"
     graph = choose_graph(deployment, device, threads)
@@ -93,7 +93,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     read = partial(analyse_onnx, original)
     runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
     if on_cuda and isinstance(runtime, ChosenRuntime):
-        # Requests with tensors of free sizes are plain calls.
+        # Models with free sizes have no choice: they run by plain calls.
         runtime.choice = (
             f"{runtime.choice or CopiedExecution.choice}; {_in_words(graph, precision, difference)}"
         )
@@ -103,7 +103,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
 
 
 def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> str:
-    """Describe a model's computation, as the next clauses of its line in the log."""
+    """Describe a model's computation for its line in the log."""
     if difference is None:
         compared = "not compared with float32 on the CPU"
     else:
@@ -125,10 +125,10 @@ def _load_with_state(
     run, tensors = apply_declaration(
         declaration, SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
     )
-    shown = DeclaredSession(run) if is_reshaped(declaration) else rows
+    visible = DeclaredSession(run) if is_reshaped(declaration) else rows
 
     def rows_runtime(signature: Signature) -> Runtime:
-        copied = CopiedExecution(shown, signature)
+        copied = CopiedExecution(visible, signature)
         return keep_state(deployment.name, copied, settings, rows.controls, deployment.path.parent)
 
     # The declaration was applied above, to the rows.
@@ -141,12 +141,12 @@ def _load_with_state(
 def _runs_channels_last(
     name: str, session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]
 ) -> bool:
-    """Whether cuDNN can run each convolution of a model in this layout, for which it has fewer algorithms."""
+    """Whether cuDNN can run each convolution with channels last, for which it has fewer algorithms."""
     try:
         SessionTensors(session).run(sample_feeds(inputs, 2))
     except OutOfMemory:
         return True
-    except Exception as error:  # noqa: BLE001  # a later step meets any other error again, and reports it
+    except Exception as error:  # noqa: BLE001  # a later step reports any other error
         if "CUDNN" not in str(error):
             return True
         logger.warning(

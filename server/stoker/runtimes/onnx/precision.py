@@ -1,4 +1,4 @@
-"""ONNX models in another precision than that of their file: converted at load."""
+"""The conversion of ONNX models to 16 bits when they are loaded."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from stoker.runtimes.precision import is_converted
 from stoker.system.extras import how_to_install
 
 MOST_BYTES: Final = (1 << 31) - (1 << 20)
-"""A little less than what a serialised message may have: the graph needs some of it."""
+"""The limit of a serialised message, less room for the graph."""
 _MOST_COMPARED_BYTES: Final = 1 << 30
 _BFLOAT16: Final = 16
-"""ONNX's number of it."""
+"""The number of bfloat16 in ONNX."""
 
 
 def weight_bytes(path: Path) -> int:
-    """Return the size of a file, and of the one beside it in which exporters keep large weights."""
+    """Return the size of a file, and of the file beside it with large weights."""
     beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
     return path.stat().st_size + sum(file.stat().st_size for file in beside if file.is_file())
 
 
 def is_compared(precision: str, path: Path) -> bool:
-    """Whether a model is compared with float32 on the CPU: if it was converted, or if that takes little memory."""
+    """Whether to compare a model with float32 on the CPU: it was converted, or the comparison takes little memory."""
     return is_converted(precision) or weight_bytes(path) <= _MOST_COMPARED_BYTES
 
 
 def convert(name: str, source: Path | bytes, precision: str) -> bytes:
-    """Convert a model's float32 weights and operators to 16 bits; its inputs and outputs stay as they are.
+    """Convert a model's float32 weights and operators to 16 bits; its inputs and outputs do not change.
 
     Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
-    float32 weights is taken as it is.
+    float32 weights does not change.
 
     Args:
         precision: `fp16` or `bf16`.
@@ -60,7 +60,7 @@ def convert(name: str, source: Path | bytes, precision: str) -> bytes:
             "beforehand, and leave the setting out"
         )
     if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
-        # Somebody has converted it: a second time gives a graph with two nodes of one name.
+        # The model was converted before. A second conversion would make two nodes of one name.
         unchanged: bytes = model.SerializeToString()
         return unchanged
     try:
@@ -78,25 +78,25 @@ def _weight_bytes(model: Any) -> int:
 
 
 def _make_bfloat16(model: Any) -> None:
-    """Put bfloat16 in the place of float16: of weights, casts and constants."""
+    """Replace float16 by bfloat16 in weights, casts and constants."""
     from ml_dtypes import bfloat16
     from onnx import TensorProto, numpy_helper
 
     inputs = {value.name for value in (*model.graph.input, *model.graph.output)}
 
-    def renewed(tensor: Any) -> None:
+    def convert_tensor(tensor: Any) -> None:
         if tensor.data_type == TensorProto.FLOAT16:
             array = numpy_helper.to_array(tensor).astype(bfloat16)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
     for tensor in model.graph.initializer:
-        renewed(tensor)
+        convert_tensor(tensor)
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
                 attribute.i = _BFLOAT16
             if attribute.HasField("t"):
-                renewed(attribute.t)
+                convert_tensor(attribute.t)
     for value in model.graph.value_info:
         kind = value.type.tensor_type
         if kind.elem_type == TensorProto.FLOAT16 and value.name not in inputs:

@@ -1,4 +1,4 @@
-"""Run a session as a function of named tensors, and describe its inputs and outputs."""
+"""Sessions as functions of named tensors, and the description of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.runtimes.onnx.bfloat16 import with_bfloat16
 from stoker.runtimes.onnx.sessions import DTYPES, raise_if_out_of_memory
 from stoker.tensors import TensorInfo
 
-# A kernel reports sizes that do not fit each other as `Fail`, and so do the libraries of CUDA their faults.
+# `Fail` stands for sizes that do not fit each other, and for faults of CUDA's libraries, whose names tell them apart.
 _DEVICE_FAULT: Final = re.compile("CUDA|CUDNN|CUBLAS|CUFFT")
 _SOURCE_POSITION: Final = re.compile(r"\S*\.(?:h|cc|cpp):[0-9]+ ")
 
@@ -36,12 +36,12 @@ class SessionTensors:
         self._session = with_bfloat16(session)
         self._output_names = [value.name for value in session.get_outputs()]
         self._options = onnxruntime.RunOptions()
-        # ONNX Runtime would also print each error in red, at each load for the inputs that probes make up.
+        # ONNX Runtime would also print each error in red, such as those for made-up inputs of each load.
         self._options.log_severity_level = 4
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run one batch; raises InvalidInput for tensors that the model cannot take, by their sizes or contents."""
-        decoded = {name: _decoded(name, array) for name, array in feeds.items()}
+        """Run one batch; raise InvalidInput for sizes or contents that the model cannot take."""
+        decoded = {name: _decode(name, array) for name, array in feeds.items()}
         try:
             outputs = self._session.run(self._output_names, decoded, self._options)
         except Exception as error:
@@ -50,7 +50,7 @@ class SessionTensors:
                 raise
             raise InvalidInput.refused_by_model(_reason(error)) from error
         return {
-            name: _encoded(np.asarray(array)) for name, array in zip(self._output_names, outputs, strict=True)
+            name: _encode(np.asarray(array)) for name, array in zip(self._output_names, outputs, strict=True)
         }
 
 
@@ -60,7 +60,7 @@ def _reason(error: Exception) -> str:
     return without_source_positions(reason)
 
 
-def _decoded(name: str, array: np.ndarray) -> np.ndarray:
+def _decode(name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype != object:
         return array
     try:
@@ -71,7 +71,7 @@ def _decoded(name: str, array: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def _encoded(array: np.ndarray) -> np.ndarray:
+def _encode(array: np.ndarray) -> np.ndarray:
     return _each(array, str.encode) if array.dtype == object else array
 
 

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: which providers, with which options, and what their errors mean."""
+"""Sessions of ONNX Runtime: providers, options, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUDA: Final = "CUDAExecutionProvider"
 TENSORRT: Final = "TensorrtExecutionProvider"
 CPU: Final = "CPUExecutionProvider"
 _FATAL: Final = 4
-"""Of the levels of ONNX Runtime's loggers the highest."""
+"""The highest level of ONNX Runtime's loggers."""
 _WEIGHTS_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _LFS: Final = b"version https://git-lfs"
 Provider = str | tuple[str, dict[str, str]]
@@ -47,10 +47,10 @@ DTYPES: Final = {
     "tensor(double)": "float64",
     "tensor(string)": "string",
 }
-"""By the names of ONNX Runtime the dtypes of what is served."""
+"""The dtypes that are served, by their names in ONNX Runtime."""
 
-# The arena, at its limit and without one; then CUDA's own calls and the libraries on top of it. What cuBLAS calls its
-# third error differs between versions of ONNX Runtime.
+# Messages of the arena, at its limit and without one, of CUDA's own calls, and of the libraries above it. The name of
+# cuBLAS's error 3 differs between versions of ONNX Runtime.
 _NO_MEMORY = re.compile(
     r"Failed to allocate memory for requested buffer"
     r"|Available memory of \d+ is smaller than requested bytes"
@@ -60,11 +60,11 @@ _NO_MEMORY = re.compile(
 
 
 CHANNELS_LAST: Final = ("auto", "tf32", "fp16")
-"""Precisions in which convolutions are faster so, and for which ONNX Runtime has the kernels."""
+"""Precisions in which convolutions are faster with channels last, and for which ONNX Runtime has kernels."""
 
 
 def raise_if_out_of_memory(error: Exception) -> None:
-    """Raise OutOfMemory if that is what an error of ONNX Runtime says; it has no class of its own for it."""
+    """Raise OutOfMemory if the message of an error means it; ONNX Runtime has no class for it."""
     if _NO_MEMORY.search(str(error)):
         raise OutOfMemory(str(error)) from error
 
@@ -72,19 +72,19 @@ def raise_if_out_of_memory(error: Exception) -> None:
 def cuda_options(
     acceleration: Acceleration, *, channels_last: bool = True, stream: int | None = None, share: float = 1
 ) -> dict[str, str]:
-    """Options of the CUDA provider.
+    """Return the options of the CUDA provider.
 
     Args:
-        stream: Where the session captures and repeats graphs; None if it captures none.
+        stream: The stream in which the session captures and repeats graphs; None if it captures none.
         share: The session's share of the model's memory limit.
     """
     options = {
-        # The process sees the one device that it is for.
+        # The process sees only its own device.
         "device_id": "0",
         # The default strategy doubles the arena, which never shrinks again.
         "arena_extend_strategy": "kSameAsRequested",
-        # A convolution is planned anew for each batch of another size than the one before. The default takes a
-        # hundred times as long for that, and what it finds is not faster.
+        # ONNX Runtime plans a convolution again for each batch whose size differs from the one before. The default
+        # search takes a hundred times as long, and its result is not faster.
         "cudnn_conv_algo_search": "HEURISTIC",
         "cudnn_conv_use_max_workspace": "1",
         "use_tf32": "0" if acceleration.precision == "fp32" else "1",
@@ -102,13 +102,13 @@ def cuda_options(
 def tensorrt_options(
     acceleration: Acceleration, engines: Path | None, rows: Sequence[int], inputs: Sequence[Any]
 ) -> dict[str, str]:
-    """Options of the TensorRT provider.
+    """Return the options of the TensorRT provider.
 
     Args:
-        engines: Folder where built engines are kept; None to build them at each start.
-        rows: Sizes that batches are filled up to; none if they have any size.
-        inputs: The model's inputs, as ONNX Runtime describes them. Where batches are all that is free in them, one
-            engine serves all sizes; else one is built for each new shape.
+        engines: The folder of built engines; None builds them at each start.
+        rows: The sizes to which batches are filled up; none if batches have any size.
+        inputs: The model's inputs, as ONNX Runtime describes them. If only the batch axis is free, one engine serves
+            all sizes; otherwise TensorRT builds one for each new shape.
     """
     options = {"device_id": "0", "trt_fp16_enable": str(int(acceleration.precision == "fp16"))}
     if acceleration.precision == "bf16":
@@ -139,7 +139,7 @@ class FixedSize:
 
     Attributes:
         axes: The size of each named axis that is free otherwise.
-        weights: Weights on the GPU that it uses in place, by name.
+        weights: Weights on the GPU, by name, which it uses in place.
         memory_share: Its share of the model's memory limit.
     """
 
@@ -148,19 +148,19 @@ class FixedSize:
     memory_share: float = 1
 
     def apply(self, options: onnxruntime.SessionOptions) -> None:
-        """Set the options of a session that is to be opened; the weights must outlive it."""
+        """Set the options of a session before it is opened; the weights must outlive it."""
         for name, size in self.axes.items():
             options.add_free_dimension_override_by_name(name, size)
         for name, value in self.weights.items():
             options.add_initializer(name, value)
         if self.weights:
-            # What is packed anew is a copy.
+            # Packing would copy the weights.
             options.add_session_config_entry("session.disable_prepacking", "1")
 
 
 @cache
 def _silence_default_logger() -> None:
-    # Its warnings, with colours, are of no session: that there are no plugins, for example.
+    # Its warnings, with colours, concern no session, such as that there are no plugins.
     onnxruntime.set_default_logger_severity(_FATAL)
 
 
@@ -170,10 +170,10 @@ class OnnxSessions:
 
     Attributes:
         deployment: The model and its settings.
-        device: Where it runs.
+        device: The device of the sessions.
         threads: Threads of one operation on the CPU.
-        model: The file, or what was made of it.
-        channels_last: Whether images may be kept so on a GPU.
+        model: The file, or a graph made from it.
+        channels_last: Whether a GPU may have the channels of images last.
     """
 
     deployment: Deployment
@@ -187,7 +187,7 @@ class OnnxSessions:
 
         Raises:
             LoadFailed: ONNX Runtime cannot load the model.
-            DeviceUnavailable: A GPU was asked for and cannot be used.
+            DeviceUnavailable: The provider of the settings cannot be used.
         """
         if self.device.kind == "cpu":
             return self.open_on_cpu(self.model)
@@ -198,14 +198,14 @@ class OnnxSessions:
         return self._open(self.model, providers)
 
     def open_with_graphs(self, stream: int, fixed: FixedSize | None = None) -> onnxruntime.InferenceSession:
-        """Open a session that captures CUDA graphs, for one thread alone.
+        """Open a session that captures CUDA graphs, for one thread.
 
         Args:
-            stream: Where it computes.
-            fixed: The one size of batches that it is for.
+            stream: The stream of its computation.
+            fixed: The one size of its batches; None for all sizes.
 
         Raises:
-            LoadFailed: As `open`; so it is where some of the model's operators do not run on the GPU.
+            LoadFailed: As `open`, or an operator does not run on the GPU.
         """
         options = cuda_options(
             self.deployment.acceleration,
@@ -216,7 +216,7 @@ class OnnxSessions:
         return self._open(self.model, [(CUDA, options), CPU], fixed)
 
     def nodes_on_cpu(self, fixed: FixedSize) -> list[str]:
-        """The nodes that run on the CPU if batches have one size, as `Operator 'name'`; raises as `open`."""
+        """Return the nodes that run on the CPU if batches have one size, as `Operator 'name'`; raise as `open`."""
         options = cuda_options(self.deployment.acceleration, channels_last=self.channels_last)
         session = self._open(self.model, [(CUDA, options), CPU], fixed)
         return [
@@ -224,13 +224,13 @@ class OnnxSessions:
         ]
 
     def open_on_cpu(self, model: Path | bytes) -> onnxruntime.InferenceSession:
-        """Open a session on the CPU; raises LoadFailed."""
+        """Open a session on the CPU; raise LoadFailed if that fails."""
         separate = separate_weights(model) if isinstance(model, Path) else None
         if separate is not None:
-            for use_weights in separate.ways:
+            for use_weights in separate.uses:
                 with suppress(LoadFailed):
                     return self._open(separate.graph, [CPU], use_weights=use_weights)
-        # If it fails again, ONNX Runtime says why.
+        # If this fails too, the error has the reason.
         return self._open(model, [CPU])
 
     def _open(
@@ -244,10 +244,10 @@ class OnnxSessions:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
-        # Idle threads that spin take the core from the frontends.
+        # Idle threads that spin would take the cores of the frontends.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        # What fails is raised, and told by who knows whose fault it is.
+        # Failures are raised, and callers of this module log them.
         options.log_severity_level = _FATAL
         if isinstance(model, bytes):
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(self.deployment.path.parent))
@@ -256,9 +256,9 @@ class OnnxSessions:
         values = [] if use_weights is None else use_weights(options)
         source = model if isinstance(model, bytes) else str(model)
         try:
-            # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
+            # With the fallback ONNX Runtime would print a line and use the CPU, now or when a batch fails.
             session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
-            # Until now the options have pointed to them.
+            # The options point to them until the session is open.
             values.clear()
         except Exception as error:
             raise_if_out_of_memory(error)
@@ -277,7 +277,7 @@ class OnnxSessions:
         version = _tensorrt_version()
         engines = self.deployment.engine_cache
         if engines is not None:
-            # Engines are of no use to other versions.
+            # Other versions cannot read the engines.
             engines = engines / f"onnxruntime-{onnxruntime.__version__}-tensorrt-{version}"
             engines.mkdir(mode=0o700, parents=True, exist_ok=True)
         inputs = self.open_on_cpu(self.model).get_inputs()
@@ -298,12 +298,12 @@ def _advice(path: Path, failure: str) -> str:
         return ""
     with path.open("rb") as file:
         if file.read(len(_LFS)) == _LFS:
-            return " It is a pointer of Git LFS, and not the file: 'git lfs pull' fetches that."
+            return " It is a pointer of Git LFS, and not the file: 'git lfs pull' fetches the file."
     return f" It is no ONNX file, or not the whole of one ({path.stat().st_size} bytes)."
 
 
 def _assigned_nodes(session: onnxruntime.InferenceSession) -> list[tuple[str, str, str]]:
-    """For each node its provider, operator and name; none in versions of ONNX Runtime before 1.24."""
+    """Return provider, operator and name of each node; none in versions of ONNX Runtime before 1.24."""
     try:
         parts = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):
@@ -314,25 +314,25 @@ def _assigned_nodes(session: onnxruntime.InferenceSession) -> list[tuple[str, st
 def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:
     """Log how many nodes do not run on the GPU."""
     nodes = _assigned_nodes(session)
-    elsewhere = sorted(operator for provider, operator, _ in nodes if provider == CPU)
-    if elsewhere:
+    on_cpu = [operator for provider, operator, _ in nodes if provider == CPU]
+    if on_cpu:
         logger.info(
             "%s: %d of %d nodes run on the CPU, not on the GPU: %s",
             name,
-            len(elsewhere),
+            len(on_cpu),
             len(nodes),
-            ", ".join(sorted(set(elsewhere))),
+            ", ".join(sorted(set(on_cpu))),
         )
 
 
 def _tensorrt_version() -> int:
-    """The version of TensorRT as a number; raises DeviceUnavailable if a library is missing, by its name.
+    """Return the version of TensorRT as a number; raise DeviceUnavailable with the name of a missing library.
 
-    ONNX Runtime itself would go on with the CUDA provider.
+    ONNX Runtime itself would use the CUDA provider instead.
     """
     problem = probe("tensorrt")
     if problem is not None:
         raise DeviceUnavailable(f"provider: tensorrt cannot be used: {problem}")
     library = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"
-    # The function is of libnvinfer, which this library is linked with.
+    # The function is in libnvinfer, with which this library is linked.
     return int(ctypes.CDLL(str(library)).getInferLibVersion())

@@ -1,9 +1,9 @@
 """The large weights of an ONNX file, read into memory once, where ONNX Runtime uses them.
 
 ONNX Runtime reads a file into strings that grow by doubling, and copies the weights out of them. That takes more than
-three times the file in new pages of memory, and the pages are most of what a load costs. Here weights are read once.
-ONNX Runtime uses them where they are, and lets go of those that it packs anew. If its optimisation needs their values
-(to fold a normalisation into a convolution, for example), it copies them.
+three times the file in new pages of memory, and the pages are most of the cost of a load. Here weights are read once.
+ONNX Runtime uses them in place, and releases those of which it makes packed copies. If its optimisation needs their
+values, for example to fold a normalisation into a convolution, it copies them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DIMENSION, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _NUMPY_TYPES: Final = {
     1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
 }  # fmt: skip
-"""By the numbers of ONNX; weights of other types stay in the graph."""
+"""Types by their numbers in ONNX; weights of other types stay in the graph."""
 _HUGE_BYTES: Final = 2 << 20
 """A huge page."""
 _FAR_BYTES: Final = 1 << 60
 """Behind the end of any file."""
 
 UseWeights = Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]]
-"""Gives weights to a session that is to be opened; returns what is needed until it is open."""
+"""Adds weights to the options of a session; returns values that have to live until it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SeparateWeights:
     """A model whose large weights lie beside its graph.
 
     Attributes:
-        graph: The model without them, serialised; reading a weight by it fails.
+        graph: The model without them, serialised; it refers to a place that cannot be read.
         arrays: The weights by name.
     """
 
@@ -53,16 +53,16 @@ class SeparateWeights:
     arrays: dict[str, np.ndarray]
 
     @property
-    def ways(self) -> Sequence[UseWeights]:
-        """The ways to give the weights to a session, the best one first."""
+    def uses(self) -> Sequence[UseWeights]:
+        """The functions that give the weights to a session, the best one first."""
         if hasattr(onnxruntime.OrtValue, "from_dlpack"):
             return (self._use_in_place, self._use_copies)
         # ONNX Runtime 1.25 and older.
         return (self._use_copies,)
 
     def _use_in_place(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
-        """Let the session hold on to the weights that it uses; opening it fails if it needs values to optimise."""
-        # Only ONNX Runtime knows which weights it has packed anew; by DLPack it lets go of their memory.
+        """Let the session own the weights that it uses; opening it fails if the optimisation needs their values."""
+        # Only ONNX Runtime knows the weights that it has packed; with DLPack it frees their memory.
         values = [onnxruntime.OrtValue.from_dlpack(array) for array in self.arrays.values()]
         for name, value in zip(self.arrays, values, strict=True):
             options.add_initializer(name, value)
@@ -84,35 +84,35 @@ class _Weight:
 
 
 def separate_weights(path: Path) -> SeparateWeights | None:
-    """Read a model's graph and its large weights apart; None if it has none, or cannot be read so."""
+    """Read a model's graph and its large weights separately; None if it has none, or cannot be read."""
     with suppress(OSError, ValueError, IndexError), path.open("rb") as file:
         data, weights = FileBytes(file.fileno()), dict[str, _Weight]()
-        graph = b"".join(_without_weights(data, weights, _nowhere(path)))
+        graph = b"".join(_without_weights(data, weights, _unreadable_place(path)))
         if weights:
             return SeparateWeights(graph, _read_arrays(file.fileno(), weights))
     return None
 
 
-def _nowhere(path: Path) -> bytes:
-    """The fields of an initializer whose bytes lie behind the end of a file: reading them fails."""
+def _unreadable_place(path: Path) -> bytes:
+    """Return the fields of an initializer whose bytes lie behind the end of a file, so that reading them fails."""
     facts = {b"location": path.name.encode(), b"offset": str(_FAR_BYTES).encode()}
     entries = [field(_EXTERNAL, field(1, name) + field(2, value)) for name, value in facts.items()]
     return b"".join(entries) + bytes([_LOCATION << 3, 1])
 
 
-def _without_weights(data: FileBytes, weights: dict[str, _Weight], nowhere: bytes) -> Iterator[bytes]:
+def _without_weights(data: FileBytes, weights: dict[str, _Weight], place: bytes) -> Iterator[bytes]:
     """Yield the parts of a model without its large weights, which are added to `weights`."""
     last = 0
     for number, wire, _, begin, end in fields_of(data, 0, len(data)):
         if (number, wire) == (_GRAPH, BYTES):
-            yield field(_GRAPH, b"".join(_graph_parts(data, begin, end, weights, nowhere)))
+            yield field(_GRAPH, b"".join(_graph_parts(data, begin, end, weights, place)))
         else:
             yield data[last:end]
         last = end
 
 
 def _graph_parts(
-    data: FileBytes, begin: int, end: int, weights: dict[str, _Weight], nowhere: bytes
+    data: FileBytes, begin: int, end: int, weights: dict[str, _Weight], place: bytes
 ) -> Iterator[bytes]:
     last = begin
     for number, wire, _, start, stop in fields_of(data, begin, end):
@@ -126,12 +126,12 @@ def _graph_parts(
             if weight.name in weights:
                 raise ValueError(f"two initializers are named {weight.name!r}")
             weights[weight.name] = weight
-            yield field(_INITIALIZER, head + nowhere)
+            yield field(_INITIALIZER, head + place)
         last = stop
 
 
 def _find_weight(data: FileBytes, begin: int, end: int) -> tuple[_Weight, bytes] | None:
-    """Where the bytes of an initializer lie, and its other fields; None if they are not plain bytes."""
+    """Return the place of an initializer's bytes, and its other fields; None if they are not plain bytes."""
     name, onnx_type, raw = "", 0, (0, 0)
     shape: list[int] = []
     parts, last = [], begin
@@ -159,7 +159,7 @@ def _find_weight(data: FileBytes, begin: int, end: int) -> tuple[_Weight, bytes]
 
 
 def _read_arrays(descriptor: int, weights: dict[str, _Weight]) -> dict[str, np.ndarray]:
-    """Read weights into memory of their own; raises OSError or IndexError."""
+    """Read weights into memory of their own; raise OSError or IndexError."""
     arrays = {}
     for weight in weights.values():
         place = _allocate(weight.size_bytes)
@@ -169,23 +169,23 @@ def _read_arrays(descriptor: int, weights: dict[str, _Weight]) -> dict[str, np.n
 
 
 def _allocate(size_bytes: int) -> memoryview:
-    """Return new memory, in huge pages if it is large: filled in half of the time, and freed in a tenth."""
+    """Return new memory, in huge pages if it is large: these take half of the time to fill, and a tenth to free."""
     if size_bytes < _HUGE_BYTES:
         spare = np.empty(size_bytes + _ALIGNMENT, np.uint8)
         begin = -spare.ctypes.data % _ALIGNMENT
         return spare.data[begin : begin + size_bytes]
-    # The kernel aligns mappings of whole huge pages; what is not touched takes no memory.
+    # The kernel aligns mappings of whole huge pages; untouched pages take no memory.
     whole_bytes = -(-size_bytes // _HUGE_BYTES) * _HUGE_BYTES
     memory = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     is_almost_full = whole_bytes - size_bytes <= size_bytes // 8
     with suppress(OSError):
-        # A kernel without them refuses.
+        # A kernel without huge pages refuses.
         memory.madvise(mmap.MADV_HUGEPAGE, 0, whole_bytes if is_almost_full else whole_bytes - _HUGE_BYTES)
     return memoryview(memory)[:size_bytes]
 
 
 def _read_at(descriptor: int, place: memoryview, begin: int) -> None:
-    """Fill memory from an offset of a file; a call of the system reads 2 GiB at most."""
+    """Fill memory from an offset of a file; a system call reads at most 2 GiB."""
     done = 0
     while done < len(place):
         count = os.preadv(descriptor, [place[done:]], begin + done)

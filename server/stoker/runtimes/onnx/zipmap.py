@@ -1,4 +1,4 @@
-"""Replace the maps of a classifier's scores by the tensor of the scores.
+"""Classifiers whose scores are maps: the maps are replaced by the tensor of the scores.
 
 Converters of scikit-learn end a classifier with a ZipMap, which puts the names of the classes beside the scores of
 each row. Protocols of tensors have no maps, and ONNX Runtime returns an intermediate tensor only if the graph
@@ -28,15 +28,15 @@ _IDENTITY_OPSET: Final = 13
 
 
 def replace_maps_by_tensors(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
-    """Put the tensors of scores in the place of sequences of maps.
+    """Replace sequences of maps by the tensors of scores.
 
     Returns:
-        The content of the changed file, and by output the names of its columns, empty where they are not known; None
-        if no output is a ZipMap's.
+        The content of the changed file, and the names of the columns by output, empty if they are unknown; None if no
+        output comes from a ZipMap.
 
     Raises:
-        MalformedModel: It is no ONNX model.
-        OSError: It cannot be opened.
+        MalformedModel: The file is no ONNX model.
+        OSError: The file cannot be opened.
     """
     read = read_model(model)
     maps = {
@@ -47,7 +47,7 @@ def replace_maps_by_tensors(model: Path | bytes) -> tuple[bytes, dict[str, tuple
     if not maps:
         return None
     content = model if isinstance(model, bytes) else model.read_bytes()
-    return b"".join(_changed_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
+    return b"".join(_change_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
 
 
 def _labels(node: Node) -> tuple[str, ...]:
@@ -60,18 +60,18 @@ def _labels(node: Node) -> tuple[str, ...]:
     return ()
 
 
-def _changed_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> Iterator[bytes]:
+def _change_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> Iterator[bytes]:
     for begin, part in _parts(content, 0, len(content)):
         number, wire, _, start, end = part
         if (number, wire) == (_MODEL_GRAPH, BYTES):
-            yield field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
+            yield field(_MODEL_GRAPH, b"".join(_change_graph(content, start, end, maps)))
         else:
             yield content[begin:end]
     if "" not in read.opsets:
         yield field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
 
 
-def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
+def _change_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
     for first, (number, wire, _, start, stop) in _parts(content, begin, end):
         names = _words(content, start, stop, {_GRAPH_NODE: _NODE_OUTPUT, _GRAPH_OUTPUT: 1}.get(number, 0))
         node = maps.get(names[0]) if wire == BYTES and names else None
@@ -84,20 +84,20 @@ def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node
 
 
 def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
-    """Each field of a message, with the place where its key begins."""
+    """Yield each field of a message, with the place at which its key begins."""
     for part in fields_of(content, begin, end):
         yield begin, part
         begin = part[4]
 
 
 def _words(content: bytes, begin: int, end: int, number: int) -> Sequence[str]:
-    """The texts of one field of a message; none for field 0."""
+    """Return the texts of one field of a message; none for field 0."""
     if not number:
         return ()
     return [
         content[start:stop].decode("utf-8", "surrogateescape")
-        for found, wire, _, start, stop in fields_of(content, begin, end)
-        if found == number and wire == BYTES
+        for field_number, wire, _, start, stop in fields_of(content, begin, end)
+        if field_number == number and wire == BYTES
     ]
 
 
@@ -112,7 +112,7 @@ def _identity(node: Node) -> bytes:
 
 
 def without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, tuple[str, ...]]]:
-    """Return the model with a tensor for each final map, and by output the names of its columns."""
+    """Return the model with a tensor for each final map, and the names of the columns by output."""
     try:
         return replace_maps_by_tensors(model) or (model, {})
     except (MalformedModel, OSError):
@@ -127,7 +127,7 @@ def label_columns(info: TensorInfo, labels: tuple[str, ...], deployment: Deploym
 
 
 def check_objects(deployment: Deployment, tensors: ModelTensors | None) -> None:
-    """Raise LoadFailed unless an output is written as objects, and each of these has a column for each class."""
+    """Raise LoadFailed unless there are outputs to write as objects, each with a column for each class."""
     found = [info for info in (tensors.outputs if tensors is not None else ()) if info.as_objects]
     if not found:
         raise LoadFailed(

@@ -29,18 +29,18 @@ Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Computes a batch of tensors on the device, by name, in the current stream."""
 
 _WARM_UP_RUNS: Final = 3
-"""Libraries choose their algorithms, and take memory of their own, in the first runs of a size."""
+"""Libraries choose their algorithms, and allocate memory of their own, in the first runs of a size."""
 
 
 class TorchGraphs:
-    """Graphs that PyTorch captures, which share one pool of memory; see `Graphs`."""
+    """Graphs that PyTorch captures; they share one pool of memory; see `Graphs`."""
 
     def __init__(self, torch: Any, compute: Compute, least_rows: int, *, captures: bool) -> None:
-        """Prepare nothing yet.
+        """Make an object without graphs.
 
         Args:
-            least_rows: The smallest size that will be asked for.
-            captures: Whether graphs are captured; else kernels are launched one by one in the same stream.
+            least_rows: The smallest size that will be captured.
+            captures: Whether graphs are captured; otherwise kernels are launched one by one in the same stream.
         """
         self.shares_memory = captures
         self._torch = torch
@@ -51,7 +51,7 @@ class TorchGraphs:
         self._graphs: dict[int, Sequence[Any]] = {}
 
     def open(self, size: int, stream: int) -> None:
-        """See `Graphs`; there is nothing that takes seconds."""
+        """See `Graphs`; nothing takes seconds here."""
 
     def capture(self, size: int, sets: Sequence[BatchSet], stream: int) -> Sequence[Callable[[], None]]:
         """See `Graphs`."""
@@ -64,7 +64,7 @@ class TorchGraphs:
                 self._graphs[size] = []
                 return [partial(self._launch, external, run) for run in runs]
             if not self._is_tried:
-                # A capture that fails keeps its memory: a small one is tried first.
+                # A failed capture keeps its memory, so a small one is tried first.
                 least = self._bind(sets[0], min(size, self._least_rows))
                 self._capture(least, external, cuda.graph_pool_handle())
                 self._is_tried = True
@@ -80,7 +80,7 @@ class TorchGraphs:
         return [partial(_replay, cuda.stream(external), graph) for graph in graphs]
 
     def release(self, size: int) -> None:
-        """See `Graphs`; the pool's memory is given back with the last size."""
+        """See `Graphs`; the pool's memory is freed with the last size."""
         for graph in self._graphs.pop(size):
             graph.reset()
         if not self._graphs:
@@ -88,24 +88,24 @@ class TorchGraphs:
             self._torch.cuda.empty_cache()
 
     def _bind(self, batch_set: BatchSet, size: int) -> Callable[[], None]:
-        """Return what computes the rows of a set where they lie."""
+        """Return a function that computes the rows in the memory of a set."""
         inputs = {staged.name: self._tensor(staged, size) for staged in batch_set.inputs}
         outputs = {staged.name: self._tensor(staged, size) for staged in batch_set.outputs}
 
         def run() -> None:
             with self._torch.inference_mode():
-                given = self._compute(inputs)
+                results = self._compute(inputs)
                 for name, output in outputs.items():
-                    if given[name].shape != output.shape:
+                    if results[name].shape != output.shape:
                         raise ValueError(
-                            f"it gives {name!r} of {list(given[name].shape)}, not of {list(output.shape)}"
+                            f"it gives {name!r} of {list(results[name].shape)}, not of {list(output.shape)}"
                         )
-                    output.copy_(given[name])
+                    output.copy_(results[name])
 
         return run
 
     def _tensor(self, staged: StagedTensor, size: int) -> Any:
-        """The first rows of a tensor of a set, as PyTorch sees the GPU's memory."""
+        """Return the first rows of a tensor of a set as a tensor of PyTorch in the same memory."""
         is_bfloat16 = staged.dtype.name == "bfloat16"
         memory = _DeviceMemory(
             staged.device_address, (size, *staged.shape), np.dtype(np.int16) if is_bfloat16 else staged.dtype
@@ -122,11 +122,11 @@ class TorchGraphs:
     def _capture(self, run: Callable[[], None], external: Any, pool: Any) -> Any:
         cuda = self._torch.cuda
         self._warm_up(run, external)
-        # What the warm-up has used is of no use to the pool.
+        # The pool cannot use the memory of the warm-up.
         cuda.empty_cache()
         graph = cuda.CUDAGraph()
         with _without_collection(), cuda.stream(external):
-            # Other threads wait for batches meanwhile, which a capture of any other mode would forbid.
+            # Other threads wait for batches meanwhile. Any other mode of capture would forbid that.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 run()
@@ -151,13 +151,13 @@ class TorchGraphs:
 
 
 def _replay(stream: Any, graph: Any) -> None:
-    # It is launched in the current stream, not in that of its capture.
+    # A graph is launched in the current stream, not in the stream of its capture.
     with stream:
         graph.replay()
 
 
 class _DeviceMemory:
-    """Memory of the GPU, as libraries of arrays describe it to each other."""
+    """A description of GPU memory that libraries of arrays can read."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.__cuda_array_interface__ = {
@@ -171,7 +171,7 @@ class _DeviceMemory:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage, which may free memory of the GPU: CUDA forbids that in a capture."""
+    """Disable garbage collection, which may free memory of the GPU: CUDA forbids that in a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -190,16 +190,17 @@ def cuda_runtime(
     find_cuda: Callable[[], CudaRuntime] | None = None,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Runtime:
-    """Make the runtime of a model of rows, on the thread that will run it: captured, else eager in the same pipeline.
+    """Make the runtime of a model of rows, on the thread that will run it: captured or, if that fails, eager.
 
     Args:
         compute: The model.
-        plain: The model by plain calls: what is right, and what is left where the pipeline cannot be had.
-        limits: Which integers it takes. One that does not take 0, with which batches are filled up, is not captured.
-        find_cuda: Finds the CUDA runtime of this process; by default that which PyTorch has loaded.
+        plain: The model by plain calls. Its answers are correct, and it is the runtime if both pipelines fail.
+        limits: The integers that the model takes. Batches are filled up with 0; a model that does not take 0 is not
+            captured.
+        find_cuda: Finds the CUDA runtime of this process; by default the one that PyTorch has loaded.
 
     Raises:
-        LoadFailed: The execution that was asked for cannot run, or the device is broken since it was tried.
+        LoadFailed: The execution of the settings cannot run, or an attempt has broken the device.
     """
     name, wanted = deployment.name, deployment.acceleration.execution
     takes_padding = all(least <= 0 <= most for least, most in limits.values())
@@ -229,7 +230,7 @@ def _pipeline(
     execution: str,
 ) -> PipelinedExecution:
     name, most = deployment.name, deployment.max_batch_rows
-    # Without sizes to prepare, further ones are added by measuring.
+    # Without buckets, sizes are added later by measuring.
     sizes = deployment.batch_buckets or (1,)
     depth = deployment.instances or GPU_INSTANCES
     graphs = TorchGraphs(torch, compute, min(sizes), captures=execution == "graph")

@@ -1,7 +1,7 @@
 """Files of PyTorch, opened without running code that they name.
 
 PyTorch unpickles parts of a program, evaluates its expressions as Python, and imports modules that its structures
-name. So a file is looked through first, and PyTorch is told to unpickle tensors alone.
+name. So a file is searched for these first, and PyTorch unpickles tensors alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stoker.errors import LoadFailed
 _OLDEST: Final = (2, 10)
 """The first version of PyTorch whose `weights_only` runs no code (CVE-2026-24747)."""
 _FORCE: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_FORCE_NOT: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_FORBID: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _ZIP: Final = b"PK\x03\x04"
 _MOST_LEVELS: Final = 3
-_OF_TENSORS: Final = re.compile(
+_TENSOR_GLOBALS: Final = re.compile(
     r"collections (OrderedDict|Counter)|_codecs encode|(builtins|__builtin__) (set|bytearray|complex)"
     r"|torch\._utils _rebuild_\w+|torch\._tensor _rebuild_from_type_v2|torch\.serialization _get_layout"
     r"|torch\.nn\.parameter Parameter|torch\.storage (Untyped|Typed)Storage"
@@ -105,13 +105,13 @@ def find_code(path: Path) -> str:
 
 
 def _import_torch() -> Any:
-    """Return PyTorch; raise LoadFailed for versions that run code of files which they are to read as data."""
+    """Return PyTorch; raise LoadFailed for versions that run code of files even with `weights_only`."""
     import torch
 
     numbers = [int(number) for number in re.findall(r"\d+", torch.__version__)[:2]]
     if tuple(numbers) < _OLDEST:
         raise LoadFailed(
-            f"PyTorch {torch.__version__} runs code that files name even where it reads tensors alone "
+            f"PyTorch {torch.__version__} runs code that files name even if it reads tensors alone "
             f"(CVE-2026-24747): install {'.'.join(map(str, _OLDEST))} or newer"
         )
     return torch
@@ -136,20 +136,20 @@ def _refusal(path: Path, found: str) -> str:
 
 
 class _HiddenErrors(logging.Handler):
-    """Keeps the errors that `torch.export.load` logs before it raises another one, which names no cause."""
+    """Collects the errors that `torch.export.load` logs before it raises another one, which names no cause."""
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[BaseException] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the error of a record."""
+        """Collect the error of a record."""
         if record.exc_info and record.exc_info[1] is not None:
             self.errors.append(record.exc_info[1])
 
 
 def _load_program(torch: Any, path: Path) -> Any:
-    """Load a program; raises what PyTorch could not read of it."""
+    """Load a program; raise the first cause of a failure."""
     hidden = _HiddenErrors()
     log = logging.getLogger("torch.export")
     log.addHandler(hidden)
@@ -165,8 +165,8 @@ def _load_program(torch: Any, path: Path) -> Any:
 
 @contextmanager
 def _weights_alone() -> Iterator[None]:
-    """Have `torch.load` unpickle tensors alone, whatever its callers within PyTorch ask for."""
-    before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORCE_NOT)}
+    """Make `torch.load` unpickle tensors alone, also for its callers within PyTorch."""
+    before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORBID)}
     os.environ[_FORCE] = "1"
     try:
         yield
@@ -176,7 +176,7 @@ def _weights_alone() -> Iterator[None]:
 
 
 def _find_code_in(file: IO[bytes], name: str, level: int) -> Iterator[str]:
-    """Yield what runs code in a file, or in a part of one."""
+    """Yield descriptions of code in a file, or in a part of one."""
     begin = file.read(len(_ZIP))
     file.seek(0)
     if begin == _ZIP:
@@ -193,7 +193,7 @@ def _find_code_in_archive(file: IO[bytes], name: str, level: int) -> Iterator[st
         return
     with zipfile.ZipFile(file) as archive:
         if archive.comment:
-            # Other readers might find another table of contents.
+            # Another reader might find another table of contents in it.
             yield f"{name} has a comment"
         for info in archive.infolist():
             with archive.open(info) as part:
@@ -201,10 +201,10 @@ def _find_code_in_archive(file: IO[bytes], name: str, level: int) -> Iterator[st
 
 
 def _find_globals(file: IO[bytes]) -> Iterator[str]:
-    """Yield the names that pickles load, but for those of tensors. Pickles may follow each other.
+    """Yield the names that pickles load, without those of tensors. Pickles may follow each other.
 
-    Arguments are passed over by their lengths alone, for Python's own reader stops where `pickle` goes on. Bytes of
-    tensors end the search soon: they would have to be a valid pickle up to a printable name.
+    Arguments are skipped by their lengths alone, because Python's own reader stops at some that `pickle` accepts.
+    Bytes of tensors end the search soon: they would have to be a valid pickle up to a printable name.
     """
     names: list[str] = []
     while code := file.read(1):
@@ -213,7 +213,7 @@ def _find_globals(file: IO[bytes]) -> Iterator[str]:
             return
         if opcode.name in ("GLOBAL", "INST"):
             found = " ".join(file.readline().rstrip(b"\n").decode("latin-1") for _ in range(2))
-            if all(map(_NAME.fullmatch, found.split(" "))) and not _OF_TENSORS.fullmatch(found):
+            if all(map(_NAME.fullmatch, found.split(" "))) and not _TENSOR_GLOBALS.fullmatch(found):
                 yield found.replace(" ", ".")
         elif opcode.name == "STACK_GLOBAL":
             if names:
@@ -237,26 +237,26 @@ def _read_argument(file: IO[bytes], opcode: pickletools.OpcodeInfo) -> bytes:
 
 
 def _find_expressions(content: bytes) -> Iterator[str]:
-    """Yield what PyTorch would evaluate, or import, of the JSON of a program, but for arithmetic of sizes."""
+    """Yield texts in the JSON of a program that PyTorch would evaluate or import, without arithmetic of sizes."""
     try:
         parts = [json.loads(content)]
     except (ValueError, RecursionError):
-        # PyTorch reads it by the same reader.
+        # PyTorch uses the same reader, so it cannot read the text either.
         return
     while parts:
         part = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         for name, value in part.items() if isinstance(part, dict) else ():
             check = _CHECKS.get(name) or (_is_plain_text if name.endswith(("name", "fqn")) else None)
-            for one in value if isinstance(value, list) else [value]:
-                if check is not None and isinstance(one, str) and not check(one):
-                    yield f"{name} {one[:80]!r}"
+            for text in value if isinstance(value, list) else [value]:
+                if check is not None and isinstance(text, str) and not check(text):
+                    yield f"{name} {text[:80]!r}"
 
 
 def _is_arithmetic(expression: str) -> bool:
-    """Whether an expression computes with numbers and sizes alone: it calls no function of Python that does more."""
+    """Whether an expression computes with numbers and sizes alone: it calls only functions of arithmetic."""
     if not _ONE_LINE.fullmatch(expression):
-        # Libraries that evaluate it drop line ends, and so may read other code than Python's parser.
+        # Libraries that evaluate it drop line ends, and so may see other code than Python's parser.
         return False
     try:
         nodes = list(ast.walk(ast.parse(expression.strip(), mode="eval")))
@@ -281,7 +281,7 @@ def _is_arithmetic(expression: str) -> bool:
 
 
 def _is_plain_structure(structure: str) -> bool:
-    """Whether a structure of inputs has no module imported, and no keys that could end a text in a guard."""
+    """Whether a structure of inputs imports no module, and has no keys that could end a text in a guard."""
     try:
         parts = [json.loads(structure)]
     except (ValueError, RecursionError):
@@ -292,7 +292,7 @@ def _is_plain_structure(structure: str) -> bool:
             if "__enum__" in part or part.get("default_factory_module", "builtins") != "builtins":
                 return False
             parts += part
-            parts += (_parsed(value) if name == "context" else value for name, value in part.items())
+            parts += (_parse(value) if name == "context" else value for name, value in part.items())
         elif isinstance(part, list):
             parts += part
         elif isinstance(part, str) and _QUOTES.search(part):
@@ -300,8 +300,8 @@ def _is_plain_structure(structure: str) -> bool:
     return True
 
 
-def _parsed(context: Any) -> Any:
-    """The content of a text of JSON; other things, such as the name of a class, as they are."""
+def _parse(context: Any) -> Any:
+    """Return the content of a text of JSON, and other values, such as the name of a class, unchanged."""
     try:
         return json.loads(context) if isinstance(context, str) else context
     except (ValueError, RecursionError):
@@ -309,7 +309,7 @@ def _parsed(context: Any) -> Any:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether a name could be nothing else in the source that PyTorch makes of a program."""
+    """Whether a name has no special characters for the source that PyTorch makes of a program."""
     return _PLAIN_TEXT.fullmatch(text) is not None
 
 
@@ -320,4 +320,4 @@ _CHECKS: Final = {
     "out_spec": _is_plain_structure,
     "forward_arg_names": _is_plain_text,
 }
-"""What PyTorch evaluates, imports or writes into source, by its name in the JSON of a program."""
+"""Checks of texts that PyTorch evaluates, imports or writes into source, by their keys in the JSON of a program."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -19,11 +19,12 @@ from stoker.deployment import Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.model_errors import in_one_line
-from stoker.runtimes.base import OutOfMemory, Outputs, Runtime, likely_sizes
+from stoker.runtimes.base import OutOfMemory, Runtime, likely_sizes
 from stoker.runtimes.integer_limits import Limits, check_limits, checked_indices, find_limits
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.runtimes.precision import check_converts_on
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.torch.compilation import compile_module, keep_compiled_code
 from stoker.runtimes.torch.cuda import cuda_runtime
 from stoker.runtimes.torch.description import describe, make_request
@@ -85,7 +86,7 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
     run = run_of(model)
 
     def rows_runtime(signature: Signature) -> Runtime:
-        plain = TorchRuntime(run, signature)
+        plain = RowsRuntime(run, signature)
         if not on_cuda:
             return plain
         return cuda_runtime(
@@ -182,25 +183,6 @@ def _sample_request(run: Run, tensors: ModelTensors, model: TorchModel) -> Feeds
         else:
             return feeds
     return make_request(tensors.inputs, 1 if tensors.batched else None, model.examples)
-
-
-class TorchRuntime:
-    """A model of PyTorch for rows of a fixed shape; several threads may run it."""
-
-    def __init__(self, run: Run, signature: Signature) -> None:
-        self._run = run
-        self._inputs = [spec.name for spec in signature.inputs]
-        self._outputs = [spec.name for spec in signature.outputs]
-        self.signature = signature
-
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        """Run one batch; see `Runtime.run`."""
-        outputs = self._run(dict(zip(self._inputs, inputs, strict=True)))
-        return [outputs[name] for name in self._outputs]
-
-    def fork(self) -> TorchRuntime:
-        """Return another runtime of the same model."""
-        return TorchRuntime(self._run, self.signature)
 
 
 def _run(torch: Any, device: str, limits: Limits, model: TorchModel, feeds: Feeds) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Attention found in graphs and replaced by one operator, which ONNX Runtime's CPU has too: answers are compared."""
+"""Attention replaced by one operator. ONNX Runtime has it on the CPU too, so answers are compared."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ FORMS = [
 
 
 def session(model: Path | bytes) -> onnxruntime.InferenceSession:
-    """The model on the CPU."""
+    """Open a model on the CPU."""
     source = model if isinstance(model, bytes) else str(model)
     return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
 
 
 def operators(model: bytes) -> Counter[str]:
-    """How often a graph has each operator."""
+    """Count the operators of a graph."""
     return Counter(node.op_type for node in onnx.load_from_string(model).graph.node)
 
 
 def fused(path: Path) -> bytes:
-    """The fused graph, which there has to be."""
+    """Return the fused graph."""
     model = fuse_graph(path, session)
     assert model is not None
     return model
@@ -52,7 +52,7 @@ def fused(path: Path) -> bytes:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_attention_becomes_one_operator_with_the_same_answers(tmp_path: Path, form: Form) -> None:
-    """For every number of rows, every length that is free, and masks of every kind of row."""
+    """Rows, free lengths and masks vary."""
     path = write_attention(tmp_path / "attention.onnx", form)
     model = fused(path)
     assert operators(model)["MultiHeadAttention"] == 1
@@ -71,22 +71,22 @@ def test_attention_becomes_one_operator_with_the_same_answers(tmp_path: Path, fo
 @pytest.mark.parametrize(
     "form", [Form(), Form(sizes="shapes", scale="divided"), Form(keys="matrices")], ids=str
 )
-def test_nothing_turns_the_axes_any_more(tmp_path: Path, form: Form) -> None:
-    """The operator takes and gives rows as the products beside it do, so transpositions and reshapes go."""
+def test_transpositions_and_reshapes_are_removed(tmp_path: Path, form: Form) -> None:
+    """The operator has the layout of the products beside it."""
     model = fused(write_attention(tmp_path / "attention.onnx", form))
     assert not operators(model)["Transpose"]
     assert not operators(model)["Reshape"]
 
 
 def test_gelu_of_the_newer_exporter_becomes_one_operator(tmp_path: Path) -> None:
-    """ONNX Runtime does not know its order of factors."""
+    """ONNX Runtime does not fuse its order of factors."""
     model = fused(write_attention(tmp_path / "attention.onnx", Form(gelu=True)))
     assert operators(model)["Gelu"] == 1
     assert not operators(model)["Erf"]
 
 
 def changed(tmp_path: Path, change: str) -> Path:
-    """Attention with something in it that is another computation."""
+    """Write attention with a change that makes it another computation."""
     shape = [0, 0, HEADS, SIZE]
     constants = {"s": np.array(shape), "w": np.eye(WIDTH, dtype=np.float32), "one": np.array(1, np.float32)}
     nodes = [
@@ -131,7 +131,7 @@ def changed(tmp_path: Path, change: str) -> Path:
 
 
 def test_attention_without_a_scale_is_fused(tmp_path: Path) -> None:
-    """What the tests below change is an attention before."""
+    """Without a change the model of the test below is fused."""
     assert operators(fused(changed(tmp_path, "nothing")))["MultiHeadAttention"] == 1
 
 
@@ -145,6 +145,6 @@ def test_attention_without_a_scale_is_fused(tmp_path: Path) -> None:
         "weights given too",
     ],
 )
-def test_other_computations_are_left_as_they_are(tmp_path: Path, change: str) -> None:
-    """A pattern that is not exactly that of the operator is not replaced."""
+def test_other_computations_are_not_fused(tmp_path: Path, change: str) -> None:
+    """The pattern has to be exactly that of the operator."""
     assert fuse_graph(changed(tmp_path, change), session) is None

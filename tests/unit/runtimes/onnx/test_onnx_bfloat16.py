@@ -1,4 +1,4 @@
-"""ONNX models with `bfloat16` tensors, which ONNX Runtime gives to Python as memory alone."""
+"""ONNX models with `bfloat16` tensors."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ DTYPE = TensorSpec("x", "bfloat16", ()).numpy_dtype
 
 
 def doubler(folder: Path, rows: str = "n", width: int | str = 3) -> Path:
-    """A model that doubles `bfloat16[n,width]`, by float32."""
+    """Write a model that doubles `bfloat16[n,width]` in float32."""
     nodes = [
         node("Cast", "x", "wide", to=FLOAT),
         node("Add", "wide wide", "sum"),
@@ -38,7 +38,7 @@ def doubler(folder: Path, rows: str = "n", width: int | str = 3) -> Path:
 
 
 def test_rows_of_bfloat16_are_served_as_rows(tmp_path: Path) -> None:
-    """By the batch, in its own dtype; the numbers are those of float32 rounded to 16 bits."""
+    """The batch has its own dtype; the numbers are those of float32, rounded to 16 bits."""
     loaded = runtime(doubler(tmp_path))
     assert loaded.signature.takes == "rows"
     assert [spec.dtype for spec in (*loaded.signature.inputs, *loaded.signature.outputs)] == ["bfloat16"] * 2
@@ -58,8 +58,8 @@ def test_they_are_tested_with_companions_and_warmed_up(tmp_path: Path) -> None:
     assert row_test.batched
 
 
-def test_requests_of_free_sizes_beside_other_dtypes(tmp_path: Path) -> None:
-    """Empty tensors and booleans go through the same call."""
+def test_free_sizes_and_other_dtypes_are_served(tmp_path: Path) -> None:
+    """Empty tensors and booleans are in the same call."""
     nodes = [node("Identity", name, f"same_{name}") for name in ("x", "flags")]
     values: list[Value] = [("x", BF16, ["a", "b"]), ("flags", BOOL, [2])]
     outputs: list[Value] = [(f"same_{name}", kind, shape) for name, kind, shape in values]
@@ -71,7 +71,7 @@ def test_requests_of_free_sizes_beside_other_dtypes(tmp_path: Path) -> None:
 
 
 def test_strings_beside_them_are_refused(tmp_path: Path) -> None:
-    """ONNX Runtime makes no value of strings from Python; the message names the input."""
+    """ONNX Runtime cannot bind strings from Python; the message names the input."""
     nodes = [node("Identity", name, f"same_{name}") for name in ("x", "words")]
     values: list[Value] = [("x", BF16, ["n"]), ("words", STRING, ["n"])]
     outputs: list[Value] = [(f"same_{name}", kind, shape) for name, kind, shape in values]
@@ -79,8 +79,8 @@ def test_strings_beside_them_are_refused(tmp_path: Path) -> None:
         runtime(write(tmp_path, nodes, values, outputs))
 
 
-def test_a_view_of_other_strides_is_read_right(tmp_path: Path) -> None:
-    """ONNX Runtime is given memory in C order."""
+def test_view_with_other_strides_is_copied(tmp_path: Path) -> None:
+    """ONNX Runtime gets memory in C order."""
     loaded = runtime(doubler(tmp_path))
     rows = np.arange(12).reshape(3, 4).astype(DTYPE).T
     (answers,) = loaded.run([rows])
@@ -89,8 +89,8 @@ def test_a_view_of_other_strides_is_read_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_are_seen(number: float) -> None:
-    """They keep their rows apart as those of other dtypes do."""
+def test_numbers_that_are_not_finite_are_found(number: float) -> None:
+    """Their rows are kept apart, as those of other dtypes."""
     rows = np.array([[1, 2], [3, number]], DTYPE)
     assert not all_finite(rows)
     finite = finite_rows([rows], 2)
@@ -100,6 +100,6 @@ def test_numbers_that_are_not_finite_are_seen(number: float) -> None:
 
 
 def test_bound_memory_has_onnxs_number_of_the_type() -> None:
-    """For all other dtypes ONNX Runtime takes numpy's."""
+    """Other dtypes are bound by numpy's names."""
     assert element_type(DTYPE) == BF16
     assert element_type(np.dtype(np.float16)) == np.float16

@@ -1,4 +1,4 @@
-"""Which execution a model of rows gets on a GPU; sessions and CUDA are puppets, time is a hand clock."""
+"""The choice of the execution of a model of rows on a GPU; sessions and CUDA are puppets, time is a hand clock."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class Machine:
 
 @pytest.fixture(autouse=True, scope="module")
 def _model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The file that is read for its weights, of which it has none that are worth sharing."""
+    """Write a file without weights to share."""
     Machine.path = write_doubler(tmp_path_factory.mktemp("models") / "doubler.onnx")
 
 
 def captured(runtime: Runtime) -> PipelinedExecution:
-    """The runtime, which repeats captured graphs and gives the right answers."""
+    """Return the runtime after a check that it repeats captured graphs and answers correctly."""
     assert isinstance(runtime, PipelinedExecution)
     for rows in (4, 3, 1):
         assert runtime.run([ROWS[:rows]])[0].tolist() == (ROWS[:rows] * 2).tolist()
@@ -112,8 +112,8 @@ def captured(runtime: Runtime) -> PipelinedExecution:
 
 
 @pytest.mark.parametrize("execution", ["auto", "graph"])
-def test_a_model_that_can_be_captured_is(execution: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In one session for all sizes; nothing else is timed, and the load logs the choice once it has the times."""
+def test_model_is_captured_in_one_session(execution: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing else is measured, and the load logs the choice."""
     caplog.set_level("INFO")
     machine = Machine()
     runtime = captured(machine.load(execution=execution))
@@ -153,8 +153,8 @@ def test_a_model_that_cannot_be_captured_runs_in_the_faster_way(
     assert "copied {0}.000 / {0}.000, bound {1}.000 / {1}.000".format(*times_ms) in caplog.text
 
 
-def test_graphs_that_are_asked_for_are_taken_or_fail() -> None:
-    """A setting is no wish; the message says what prevents it."""
+def test_execution_graph_fails_if_it_is_impossible() -> None:
+    """The message has the reason."""
     machine = Machine()
     machine.refusals = {"free": LoadFailed(NODES), "fixed": LoadFailed(NODES)}
     machine.nodes = ["NonZero 'find'"]
@@ -165,7 +165,7 @@ def test_graphs_that_are_asked_for_are_taken_or_fail() -> None:
 
 
 def test_a_model_that_computes_shapes_has_a_session_for_each_size(caplog: pytest.LogCaptureFixture) -> None:
-    """Which divide the memory limit by their rows."""
+    """The sessions divide the memory limit by their rows."""
     caplog.set_level("INFO")
     machine = Machine()
     machine.refusals = {"free": LoadFailed(NODES)}
@@ -192,7 +192,7 @@ def test_sizes_that_are_added_later_leave_memory_for_each_other() -> None:
 
 
 def captured_one(runtime: Runtime) -> PipelinedExecution:
-    """The runtime, which is prepared for one row."""
+    """Return the runtime after a check that it is prepared for one row."""
     assert isinstance(runtime, PipelinedExecution)
     assert tuple(runtime.sizes) == (1,)
     return runtime
@@ -217,7 +217,7 @@ def test_shared_weights_that_give_other_answers_are_not_shared(caplog: pytest.Lo
 
 
 def test_a_capture_that_breaks_the_device_is_named() -> None:
-    """After an illegal access nothing runs any more in the process; the message says what to set."""
+    """After an illegal access nothing runs any more in the process; the message has the setting."""
     machine = Machine()
 
     def breaking(fixed: FixedSize | None) -> float:
@@ -230,14 +230,14 @@ def test_a_capture_that_breaks_the_device_is_named() -> None:
 
 
 def test_a_setting_forces_an_execution() -> None:
-    """Though another one is faster; nothing else is prepared for it."""
+    """The other execution is faster, and is not prepared."""
     machine = Machine()
     assert isinstance(machine.load(execution="bound"), BoundExecution)
     assert machine.opened == []
 
 
 def test_copied_needs_nothing_of_cuda() -> None:
-    """Neither its runtime nor time to choose."""
+    """It needs neither the CUDA runtime nor a measurement."""
     machine = Machine()
     runtime = machine.load(lambda: pytest.fail("CUDA was looked for"), execution="copied")
     assert isinstance(runtime, CopiedExecution)
@@ -245,7 +245,7 @@ def test_copied_needs_nothing_of_cuda() -> None:
 
 
 def test_without_a_cuda_runtime_calls_are_plain(caplog: pytest.LogCaptureFixture) -> None:
-    """And an execution that needs it cannot be forced."""
+    """An execution that needs it cannot be forced."""
     caplog.set_level("INFO")
 
     def none() -> CudaRuntime:
@@ -261,15 +261,15 @@ def test_without_a_cuda_runtime_calls_are_plain(caplog: pytest.LogCaptureFixture
 
 
 def test_tensorrt_has_no_graphs_of_cuda() -> None:
-    """Bound memory it has."""
+    """It can have bound memory."""
     machine = Machine()
     assert isinstance(machine.load(provider="tensorrt"), BoundExecution)
     assert machine.opened == []
 
 
 @pytest.mark.parametrize(("buckets", "bound"), [(None, [1, 2, 4]), ((), [4]), ((2, 4), [2, 4])])
-def test_memory_is_bound_for_the_sizes_that_come(buckets: tuple[int, ...] | None, bound: list[int]) -> None:
-    """Those that are set, or, where the load is to choose, all among which it chooses; without any, full batches."""
+def test_memory_is_bound_for_likely_sizes(buckets: tuple[int, ...] | None, bound: list[int]) -> None:
+    """They are the buckets, all sizes from which the load chooses, or full batches."""
     machine = Machine()
     runtime = machine.load(execution="bound", buckets=buckets)
     machine.session.plain_runs.clear()
@@ -279,7 +279,7 @@ def test_memory_is_bound_for_the_sizes_that_come(buckets: tuple[int, ...] | None
 
 
 def test_sizes_that_do_not_fit_are_not_prepared() -> None:
-    """The others are; a batch that is too large says so when it comes, and the worker divides it."""
+    """The others are. A batch that is too large fails, and the worker divides it."""
     machine = Machine()
     machine.session.most_rows = 2
     runtime = machine.load(execution="bound")

@@ -21,7 +21,7 @@ from stoker.tensors import Signature, TensorSpec
 
 
 def taking(cudart: PuppetCudart, rows: int = 8) -> Callable[[], StagedMemory]:
-    """Takes memory for one instance."""
+    """Return a function that allocates the memory of an instance."""
     return lambda: StagedMemory(CudaRuntime(cudart), DOUBLES.inputs, DOUBLES.outputs, rows)
 
 
@@ -36,7 +36,7 @@ def ran(cudart: PuppetCudart) -> list[tuple[Any, ...]]:
 
 
 def test_a_bound_batch_is_sent_before_it_runs_and_received_after() -> None:
-    """Both copies are waited for; the answers are those of the batch, at an address that stays."""
+    """It waits for both copies; the answers are at the same address each time."""
     cudart = PuppetCudart()
     bound = bind(PuppetSession(cudart), DOUBLES, taking(cudart), [2, 4])
     cudart.calls.clear()
@@ -110,8 +110,8 @@ class OnTheCpu:
         return self.session.run(*arguments)
 
 
-def test_onnx_runtime_takes_these_calls(tmp_path: Path) -> None:
-    """Names, types, shapes and addresses as bound for a GPU; by the real library."""
+def test_real_onnx_runtime_accepts_the_calls(tmp_path: Path) -> None:
+    """The calls have names, types, shapes and addresses as for a GPU."""
     path = str(write_doubler(tmp_path / "doubler.onnx"))
     session: Any = OnTheCpu(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
     spec = (TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "float32", (4,)),)
@@ -128,8 +128,8 @@ def test_onnx_runtime_takes_these_calls(tmp_path: Path) -> None:
     assert session.runs == 5
 
 
-def test_other_failures_are_left_as_they_are() -> None:
-    """What is wrong with the device is not cured by smaller batches."""
+def test_other_failures_are_unchanged() -> None:
+    """Smaller batches do not help against a fault of the device."""
     cudart = PuppetCudart()
     session = PuppetSession(cudart)
     bound = bind(session, DOUBLES, taking(cudart), [4])

@@ -57,24 +57,24 @@ def write(
 
 
 def deployment(path: Path, max_batch_rows: int = 8) -> Deployment:
-    """The file as a deployment."""
+    """Return a deployment of the file."""
     return Deployment("tiny", 1, "onnx", path, path.parent, max_batch_rows, 1000)
 
 
 def runtime(path: Path) -> Runtime:
-    """The file, loaded on the CPU."""
+    """Load the file on the CPU."""
     return load_onnx(deployment(path), CPU, 1)
 
 
 def score(loaded: Runtime, *requests: dict[str, np.ndarray]) -> list[dict[str, np.ndarray] | BaseException]:
-    """What a model that is served request by request gives for requests of one batch."""
+    """Return the answers of a model of packed requests to one batch."""
     assert loaded.signature.takes == "tensors"
     (answers,) = loaded.run([[pack(feeds) for feeds in requests]])
     return [answer.error if isinstance(answer, RowFailure) else unpack(answer) for answer in answers]
 
 
 def refusal(path: Path) -> str:
-    """The message with which a file is refused."""
+    """Return the message of the refusal of a file."""
     with pytest.raises(LoadFailed) as refused:
         runtime(path)
     assert str(path) in str(refused.value)
@@ -82,18 +82,18 @@ def refusal(path: Path) -> str:
 
 
 def node(operator: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """An operator between values whose names are separated by spaces."""
+    """Return a node; names of values are separated by spaces."""
     return helper.make_node(operator, inputs.split(), outputs.split(), **attributes)
 
 
 def one_operator(folder: Path, operator: str, taken: Value, given: Value, **attributes: Any) -> Path:
-    """A model of one operator from `x` to `y`."""
+    """Return a model of one operator from `x` to `y`."""
     return write(folder, [node(operator, "x", "y", **attributes)], [taken], [given])
 
 
 @pytest.mark.parametrize("batch", ["rows", "N", None])
 def test_a_dynamic_batch_axis_is_served(tmp_path: Path, batch: str | None) -> None:
-    """Whether the axis has a name or not, it is not part of the row."""
+    """The axis is no part of the row, with or without a name."""
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, [batch, 2, 3]), ("y", FLOAT, [batch, 2, 3]))
     loaded = runtime(path)
     assert loaded.signature.inputs == (TensorSpec("x", "float32", (2, 3)),)
@@ -143,7 +143,7 @@ def test_inputs_and_outputs_keep_their_order_and_dtypes(tmp_path: Path) -> None:
 def test_dtypes_are_numpys(
     tmp_path: Path, operator: str, element: int, dtype: str, data: list[Any], expected: list[Any]
 ) -> None:
-    """What ONNX calls tensor(int64) is int64, and so on for every kind of number."""
+    """tensor(int64) of ONNX is int64, and so on for each type of numbers."""
     loaded = runtime(one_operator(tmp_path, operator, ("x", element, ["n", 2]), ("y", element, ["n", 2])))
     assert [spec.dtype for spec in (*loaded.signature.inputs, *loaded.signature.outputs)] == [dtype, dtype]
     (output,) = loaded.run([np.array(data, dtype)])
@@ -151,7 +151,7 @@ def test_dtypes_are_numpys(
 
 
 def test_an_output_of_unknown_shape_is_learned(tmp_path: Path) -> None:
-    """Exporters often leave it out: rows of zeros say what a row of the answer is."""
+    """Exporters often leave it out: rows of zeros show the rows of the answer."""
     path = write(
         tmp_path,
         [node("Reshape", "x shape", "y")],
@@ -163,7 +163,7 @@ def test_an_output_of_unknown_shape_is_learned(tmp_path: Path) -> None:
 
 
 def test_weights_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
-    """Old files list their weights among the inputs; nobody sends them."""
+    """Old files list their weights among the inputs; callers do not send them."""
     graph = helper.make_graph(
         [node("Mul", "x w", "y")],
         "old",
@@ -179,7 +179,7 @@ def test_weights_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
 
 
 def texts(*words: str) -> np.ndarray:
-    """A vector of strings as the server holds them."""
+    """Return strings as an array of bytes."""
     array = np.empty(len(words), object)
     array[:] = [word.encode() for word in words]
     return array
@@ -206,7 +206,7 @@ def test_requests_of_any_length_are_batched_by_shape(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [[1, 2], [2], [], [3, "n"]])
 def test_a_model_without_a_batch_axis_runs_request_by_request(tmp_path: Path, shape: list[int | str]) -> None:
-    """A fixed first axis belongs to the model: requests are not put together."""
+    """A fixed first axis belongs to the model, so requests are not joined."""
     loaded = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, shape), ("y", FLOAT, shape)))
     assert loaded.signature.tensors is not None
     assert not loaded.signature.tensors.batched
@@ -231,7 +231,7 @@ def count_tokens(folder: Path, outputs: list[Value]) -> Path:
 def test_requests_of_similar_length_are_padded_to_one_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the deployment declares fills free sizes up; lengths that differ by a factor of two stay apart."""
+    """The declared value fills free sizes up; lengths that differ by a factor of two are not joined."""
     path = count_tokens(tmp_path, [("count", INT64, ["rows"])])
     loaded = load_onnx(dataclasses.replace(deployment(path), pad={"tokens": -1}), CPU, 1)
     shapes: list[tuple[int, ...]] = []
@@ -254,20 +254,20 @@ def test_requests_of_similar_length_are_padded_to_one_batch(
         ({"words": 0}, [("count", INT64, ["rows"])], "no input of numbers with a free size"),
         ({"tokens": 0.5}, [("count", INT64, ["rows"])], "it holds int64"),
         ({"tokens": float("nan")}, [("count", INT64, ["rows"])], "it holds int64"),
-        ({"tokens": 0}, [("count", INT64, ["rows"]), ("again", INT64, ["rows", "length"])], "is not known"),
+        ({"tokens": 0}, [("count", INT64, ["rows"]), ("again", INT64, ["rows", "length"])], "is unknown"),
     ],
 )
 def test_padding_that_cannot_be_undone_is_refused(
     tmp_path: Path, pad: dict[str, float], outputs: list[Value], complaint: str
 ) -> None:
-    """A model that gives something for each place of its input would give it for the padding too."""
+    """Outputs for each place of the input would include the padding."""
     path = count_tokens(tmp_path, outputs)
     with pytest.raises(LoadFailed, match=complaint):
         load_onnx(dataclasses.replace(deployment(path), pad=pad), CPU, 1)
 
 
 def test_a_model_that_is_not_batched_is_not_padded(tmp_path: Path) -> None:
-    """There is nothing to pad for."""
+    """Padding would have no effect."""
     path = one_operator(tmp_path, "Softmax", ("x", FLOAT, ["n", "m"]), ("y", FLOAT, ["n", 3]), axis=0)
     with pytest.raises(LoadFailed, match="its requests are not batched"):
         load_onnx(dataclasses.replace(deployment(path), pad={"x": 0}), CPU, 1)
@@ -285,7 +285,7 @@ def test_strings_go_in_and_out(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
-    """ONNX Runtime's strings are texts; bytes that are none cost the other requests nothing."""
+    """ONNX Runtime's strings are texts; other requests are not affected."""
     loaded = runtime(one_operator(tmp_path, "Identity", ("x", STRING, ["n"]), ("y", STRING, ["n"])))
     bad = np.empty(1, object)
     bad[0] = b"\xff"
@@ -309,7 +309,7 @@ def test_a_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
 def test_tensors_that_do_not_go_together_are_refused(
     tmp_path: Path, operator: str, other: np.ndarray, reason: str
 ) -> None:
-    """Sizes that the model leaves open but cannot compute with are the caller's fault, and the caller is told."""
+    """Free sizes with which the model cannot compute are the caller's fault; the message has the reason."""
     axes = ["k", "l"][: other.ndim]
     taken: list[Value] = [
         ("x", FLOAT, ["n", "m"]),
@@ -332,10 +332,10 @@ def test_tensors_that_do_not_go_together_are_refused(
         ("CumSum", {}, ["n", 3]),
     ],
 )
-def test_a_model_whose_rows_see_each_other_is_not_batched(
+def test_model_of_mixed_rows_is_not_batched(
     tmp_path: Path, operator: str, attributes: dict[str, Any], shape: list[int | str]
 ) -> None:
-    """A dynamic first axis may be time: rows are tried beside others, and the finding says what was seen."""
+    """A dynamic first axis may be time. Rows are tried beside others, and the reason has the difference."""
     constants = {"axis": np.array(0, np.int64)} if operator == "CumSum" else None
     names = "x axis" if constants else "x"
     path = write(
@@ -368,8 +368,8 @@ def test_types_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
     assert "holds tensor(float8e4m3fn), only numbers and strings are served" in refusal(path)
 
 
-def test_a_model_that_takes_nothing_that_is_made_up_runs_request_by_request(tmp_path: Path) -> None:
-    """It is served, and the finding has ONNX Runtime's own words and the settings that help."""
+def test_model_that_refuses_made_up_rows_runs_request_by_request(tmp_path: Path) -> None:
+    """The reason has ONNX Runtime's message and the settings that help."""
     path = write(
         tmp_path,
         [
@@ -409,7 +409,7 @@ def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
         (b"no model", "It is no ONNX file, or not the whole of one (8 bytes)."),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n",
-            "'git lfs pull' fetches that.",
+            "'git lfs pull' fetches the file.",
         ),
         (None, "File doesn't exist"),
     ],
@@ -419,9 +419,9 @@ def test_file_that_is_no_onnx_model_is_refused(tmp_path: Path, content: bytes | 
     path = tmp_path / "tiny.onnx"
     if content is not None:
         path.write_bytes(content)
-    said = refusal(path)
-    assert f"ONNX Runtime cannot load {path}: " in said
-    assert said.endswith(advice)
+    message = refusal(path)
+    assert f"ONNX Runtime cannot load {path}: " in message
+    assert message.endswith(advice)
 
 
 def test_a_bad_row_raises_and_the_session_lives_on(tmp_path: Path) -> None:
@@ -448,14 +448,14 @@ def test_a_loaded_model_is_warm(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_is_not_used_is_an_error(tmp_path: Path) -> None:
-    """ONNX Runtime itself would go on with the CPU where it finds no such GPU."""
+    """ONNX Runtime itself would use the CPU."""
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
     with pytest.raises((DeviceUnavailable, LoadFailed)):
         load_onnx(deployment(path), Device("cuda", 99, "no GPU"), 1)
 
 
 def test_a_fork_runs_the_same_model(tmp_path: Path) -> None:
-    """Several instances share a session, of rows and of requests as they are."""
+    """Several instances share a session, for rows and for packed requests."""
     rows = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2])))
     assert isinstance(rows, ForkingRuntime)
     assert isinstance(rows.fork().run([np.ones((3, 2), np.float32)])[0], np.ndarray)
@@ -469,7 +469,7 @@ def test_a_fork_runs_the_same_model(tmp_path: Path) -> None:
 
 
 def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime tells it by the same kind of error as tensors that do not fit the model."""
+    """ONNX Runtime raises the same class of error for tensors that do not fit the model."""
     whole = runtime(one_operator(tmp_path, "Neg", ("x", FLOAT, [2]), ("y", FLOAT, [2])))
 
     def refuse(*_: Any) -> Any:
@@ -488,7 +488,7 @@ def test_trial_runs_at_load_print_no_errors(tmp_path: Path, capfd: pytest.Captur
 
 @pytest.mark.parametrize("name", ["dynamic int8 by hand", "mean × 1e-3", "condition"])
 def test_the_node_that_mixes_rows_is_named(tmp_path: Path, name: str) -> None:
-    """A model whose graph says that its rows see each other is not batched, and the finding names the node."""
+    """A model whose graph mixes rows is not batched, and the reason names the node."""
     (tmp_path / "model.onnx").write_bytes(ZOO[name][0]())
     signature = runtime(tmp_path / "model.onnx").signature
     assert signature.isolation is not None
@@ -497,7 +497,7 @@ def test_the_node_that_mixes_rows_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_rows_that_are_apart_by_the_graph_are_proven(tmp_path: Path) -> None:
-    """A model all of whose operators keep rows apart is batched, and the finding says how that is known."""
+    """A model whose operators all keep rows apart is batched; its isolation is read, not tested."""
     (tmp_path / "model.onnx").write_bytes(ZOO["mean × 1e-3"][1]())
     signature = runtime(tmp_path / "model.onnx").signature
     assert signature.isolation is not None
@@ -505,7 +505,7 @@ def test_rows_that_are_apart_by_the_graph_are_proven(tmp_path: Path) -> None:
 
 
 def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
-    """Where a file declares no rank, numbers, vectors and matrices go in; a scalar is still a scalar."""
+    """Without a declared rank, the input takes numbers, vectors and matrices; a declared scalar stays one."""
     path = write(tmp_path, [node("Add", "x one", "y")], [("x", FLOAT, None)], [("y", FLOAT, None)], ONE)
     loaded = runtime(path)
     tensors = loaded.signature.tensors
@@ -527,7 +527,7 @@ def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("counts", "batched"), [(True, True), (False, False)])
 def test_padded_words_that_are_only_counted_are_batched(tmp_path: Path, counts: bool, batched: bool) -> None:
-    """What scikit-learn's text classifiers become; where the words themselves are the answer, rows see each other."""
+    """Converted text classifiers of scikit-learn count words; if the words are the answer, rows are mixed."""
     tokenizer = helper.make_node(
         "Tokenizer",
         ["x"],

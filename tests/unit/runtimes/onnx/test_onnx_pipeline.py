@@ -1,7 +1,7 @@
-"""Batches in flight on a GPU: what is copied, computed and copied back in which order; CUDA and sessions are puppets.
+"""Batches in flight on a GPU: the order of copies and computations; CUDA and sessions are puppets.
 
-The puppet's streams do nothing before somebody waits for them, or, if they are `eager`, all that they can: what is
-used or overwritten too early gives wrong answers.
+The puppet's streams do nothing until a thread waits for them or, if they are `eager`, as much as they can. Data that
+are used or overwritten too early give wrong answers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class PuppetSessions:
     """A session for all sizes, or one for each.
 
     Attributes:
-        opened: By size the session that is open for it.
-        most_rows: By size how many rows fit into the memory of its session.
-        working_bytes: What a session takes of the device's memory until its last size is closed.
+        opened: The open session of each size.
+        most_rows: The rows that fit into the memory of a session, by size.
+        working_bytes: The device's memory of a session until its last size is closed.
     """
 
     def __init__(self, cudart: PuppetCudart, *, each: bool = False) -> None:
@@ -102,29 +102,29 @@ class Bench:
         return arena
 
     def blocks(self, *numbers: list[int]) -> list[tuple[Arena, np.ndarray]]:
-        return [(arena, np.array(some, np.int32)) for arena, some in zip(self.arenas, numbers, strict=False)]
+        return [(arena, np.array(rows, np.int32)) for arena, rows in zip(self.arenas, numbers, strict=False)]
 
     def expected(self, size: int, *numbers: list[int]) -> list[list[float]]:
-        rows = [row for arena, some in self.blocks(*numbers) for row in (2 * arena.inputs[0][some]).tolist()]
+        rows = [row for arena, own in self.blocks(*numbers) for row in (2 * arena.inputs[0][own]).tolist()]
         return rows + [[0.0] * 3] * (size - len(rows))
 
 
 def streams_ahead(bench: Bench) -> list[set[int]]:
-    """Which of the three streams of a runtime run ahead: none, each alone, two of them, all."""
+    """Return the choices of streams that run ahead: none, each alone, two of them, all."""
     first, second, third = sorted(bench.cudart.queues)
     return [set(), {first}, {second}, {third}, {second, third}, {first, second, third}]
 
 
 def answer(batch: CapturedBatch) -> list[list[float]]:
-    """What a batch gives; it is released."""
+    """Return the answers of a batch, and release it."""
     (output,) = batch.result()
     rows: list[list[float]] = output.tolist()
     batch.release()
     return rows
 
 
-def test_it_is_what_the_device_process_asks_for() -> None:
-    """Batches in flight and sizes that change; nobody gathers rows in its memory, where others' may be left."""
+def test_pipeline_has_the_protocols_of_the_device_process() -> None:
+    """It has batches in flight and changing sizes, and no buffers, which may hold rows of other batches."""
     runtime = Bench().load()
     assert isinstance(runtime, PipelinedRuntime)
     assert isinstance(runtime, SizedRuntime)
@@ -135,7 +135,7 @@ def test_it_is_what_the_device_process_asks_for() -> None:
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("ahead", range(6))
 def test_batches_in_flight_give_the_answers_of_their_own_rows(ahead: int, each: bool) -> None:
-    """Whatever streams run ahead: each copy and computation waits for what it needs."""
+    """Each copy and computation waits for its data, also if other streams run ahead."""
     bench = Bench(each=each)
     runtime = bench.load()
     bench.cudart.eager = streams_ahead(bench)[ahead]
@@ -153,7 +153,7 @@ def test_batches_in_flight_give_the_answers_of_their_own_rows(ahead: int, each: 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_order_of_begins_and_ends_is_that_of_one_batch_after_the_other(seed: int) -> None:
+def test_any_order_of_begins_and_ends_gives_the_answers_of_single_batches(seed: int) -> None:
     """Sizes, rows, arenas, depth and the streams that run ahead at random; answers stay valid until the release."""
     random = np.random.default_rng(seed)
     bench = Bench(each=bool(seed % 2), depth=int(random.integers(1, 4)))
@@ -181,8 +181,8 @@ def test_any_order_of_begins_and_ends_is_that_of_one_batch_after_the_other(seed:
                 held.insert(place, (batch, expected, output))
 
 
-def test_a_batch_that_nobody_has_released_keeps_its_memory() -> None:
-    """The next ones use the other sets; without any left none begins."""
+def test_batch_keeps_its_memory_until_it_is_released() -> None:
+    """The next batches use other sets; without a free set none begins."""
     bench = Bench(depth=2)
     runtime = bench.load()
     first = runtime.begin(bench.blocks([1]), 1, 1)
@@ -197,7 +197,7 @@ def test_a_batch_that_nobody_has_released_keeps_its_memory() -> None:
 
 
 def test_the_first_runs_of_a_model_are_on_zeros() -> None:
-    """Not on what lay in the memory, nor on what copies were measured with: it may look up what its inputs say."""
+    """Other contents of the memory could be indices out of range."""
     bench = Bench()
     seen: set[float] = set()
     compute = PuppetSession.compute
@@ -215,7 +215,7 @@ def test_the_first_runs_of_a_model_are_on_zeros() -> None:
     assert not any(any(memory.raw) for memory in bench.cudart.device.values())
 
 
-def test_padding_is_zeros_whatever_was_there() -> None:
+def test_padding_is_cleared() -> None:
     """Rows of an earlier batch of the same set are cleared, once; also those of `run`."""
     bench = Bench(depth=1)
     runtime = bench.load()
@@ -237,8 +237,8 @@ def test_the_time_of_a_batch_is_that_of_the_computation_alone() -> None:
         assert batch.computed_ns == MS
 
 
-def test_a_batch_can_be_asked_whether_it_is_done() -> None:
-    """Without waiting for it; CUDA's answer that it is not is no error that is left for others."""
+def test_is_done_does_not_wait() -> None:
+    """CUDA's code for "not ready" does not stay as an error."""
     bench = Bench()
     runtime = bench.load()
     batch = runtime.begin(bench.blocks([1]), 1, 1)
@@ -249,8 +249,8 @@ def test_a_batch_can_be_asked_whether_it_is_done() -> None:
     assert batch.is_done()
 
 
-def test_no_thread_is_disturbed_by_a_capture_of_another_model() -> None:
-    """Neither that which begins batches nor that which waits for them; each says so to CUDA once."""
+def test_capture_of_another_model_does_not_affect_threads() -> None:
+    """Threads that begin batches, or wait for them, set their capture mode once."""
     bench = Bench()
     runtime = bench.load()
     results: list[Any] = []
@@ -269,7 +269,7 @@ def test_no_thread_is_disturbed_by_a_capture_of_another_model() -> None:
 
 
 def test_a_lone_batch_is_begun_with_few_calls() -> None:
-    """It has nothing to overlap with: one stream needs no events between copies and computation."""
+    """There is no overlap, and one stream needs no events between copies and computation."""
     bench = Bench()
     runtime = bench.load()
     compute = min(bench.cudart.queues)
@@ -296,7 +296,7 @@ def test_a_copy_that_cuda_refuses_fails_its_batch_alone() -> None:
     assert answer(runtime.begin(bench.blocks([3]), 1, 2)) == bench.expected(2, [3])
 
 
-def test_nothing_of_a_failed_batch_is_under_way_when_its_set_is_used_again() -> None:
+def test_copies_of_a_failed_batch_end_before_its_set_is_used_again() -> None:
     """A copy that had begun before the failure would overwrite the next batch's rows, in another stream."""
     bench = Bench()
     runtime = bench.load()
@@ -328,7 +328,7 @@ def test_late_device_failure_is_raised_by_the_result(kind: str) -> None:
 
 
 def test_memory_that_a_replay_lacks_is_out_of_memory() -> None:
-    """So the worker tries the batch in parts."""
+    """The worker then tries the batch in parts."""
     bench = Bench(each=True)
     runtime = bench.load()
     bench.sessions.opened[4].most_rows = 3
@@ -339,7 +339,7 @@ def test_memory_that_a_replay_lacks_is_out_of_memory() -> None:
     assert answer(runtime.begin(bench.blocks([1, 2]), 2, 2)) == bench.expected(2, [1, 2])
 
 
-def test_sizes_without_memory_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_sizes_without_memory_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Their batches run as the next larger size; those above the largest are out of memory."""
     bench = Bench(each=True, sizes=(1, 2, 4, 8))
     bench.sessions.most_rows = {8: 7, 2: 1}
@@ -353,7 +353,7 @@ def test_sizes_without_memory_are_left_out_and_said(caplog: pytest.LogCaptureFix
 
 
 def test_a_device_without_memory_for_any_size_is_out_of_memory() -> None:
-    """The load then goes another way."""
+    """The load then chooses another execution."""
     bench = Bench(each=True, sizes=(1,))
     bench.sessions.most_rows = {1: 0}
     with pytest.raises(OutOfMemory, match="requested buffer"):
@@ -361,7 +361,7 @@ def test_a_device_without_memory_for_any_size_is_out_of_memory() -> None:
 
 
 def test_an_arena_is_detached_when_no_batch_reads_it() -> None:
-    """The puppet would say so otherwise; batches of the other arena go on."""
+    """Batches of the other arena continue; the puppet fails for reads of a detached one."""
     bench = Bench()
     runtime = bench.load()
     registered = len(bench.cudart.registered)
@@ -384,7 +384,7 @@ def test_batches_are_run_one_by_one_too() -> None:
 
 @pytest.mark.parametrize("each", [False, True])
 def test_a_size_is_added_and_removed(each: bool) -> None:
-    """It is timed; a removed size gives back its session, and its batches run as the next larger one."""
+    """It is measured. A removed size closes its session, and its batches run as the next larger size."""
     bench = Bench(each=each, sizes=(1, 8))
     runtime = bench.load()
     runtime.open_size(4)
@@ -407,7 +407,7 @@ def test_a_size_that_gives_other_answers_is_not_added() -> None:
 
 
 def test_sessions_of_one_size_are_not_opened_again_for_memory() -> None:
-    """That of a removed size is given back with its session."""
+    """The memory of a removed size is freed with its session."""
     bench = Bench(each=True)
     runtime = bench.load()
     runtime.remove_size(8)
@@ -418,7 +418,7 @@ def test_sessions_of_one_size_are_not_opened_again_for_memory() -> None:
 
 @pytest.mark.parametrize(("working_bytes", "again"), [(1 << 19, True), (1 << 14, False)])
 def test_all_sizes_are_prepared_again_where_memory_is_scarce(working_bytes: int, again: bool) -> None:
-    """The largest first, in sessions that are opened anew; the old graphs are given back."""
+    """The largest is first, in new sessions; the old graphs are released."""
     bench = Bench()
     bench.sessions.working_bytes = working_bytes
     runtime = bench.load()
@@ -459,7 +459,7 @@ class OnTheCpu:
         return SimpleNamespace(run_with_iobinding=self.run_inside)
 
     def run_inside(self, binding: Any, options: Any) -> None:
-        """Run what the package has inside its own session and binding."""
+        """Run the inner session and binding of the package."""
         number = int(options.get_run_config_entry("gpu_graph_id"))
         try:
             waits = options.get_run_config_entry("disable_synchronize_execution_providers") != "1"
@@ -475,8 +475,8 @@ class OnTheCpu:
         self.session.release_captured_graph(number)
 
 
-def test_onnx_runtime_takes_these_calls(tmp_path: Path) -> None:
-    """Names, types, shapes, addresses and options, as for a GPU; by the real library."""
+def test_real_onnx_runtime_accepts_the_calls(tmp_path: Path) -> None:
+    """The calls have names, types, shapes, addresses and options as for a GPU."""
     path = tmp_path / "doubler.onnx"
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 3]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "doubler", [x], [y])

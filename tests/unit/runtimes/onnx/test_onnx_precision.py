@@ -31,7 +31,7 @@ ROWS = (TensorInfo("x", "float32", (-1, 784)),)
 
 
 def running(model: Path | bytes) -> Run:
-    """A session on the CPU as a function of named tensors."""
+    """Return a session on the CPU as a function of named tensors."""
     source = model if isinstance(model, bytes) else str(model)
     session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
@@ -55,8 +55,8 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(tmp_path: 
     assert 0 < np.abs(given - exact).max() < 0.02 * np.abs(exact).max()
 
 
-def test_a_model_that_was_converted_before_is_taken_as_it_is(tmp_path: Path) -> None:
-    """What somebody has converted, with float32 inputs kept, still loads and gives the same."""
+def test_converted_model_is_not_converted_again(tmp_path: Path) -> None:
+    """A model of float16 with float32 inputs answers the same."""
     path = tmp_path / "half.onnx"
     path.write_bytes(convert("digits", write_mlp(tmp_path / "mlp.onnx"), "fp16"))
     rows = np.random.default_rng(3).random((5, 784), np.float32)
@@ -81,7 +81,7 @@ def test_a_model_in_bfloat16_has_the_weights_of_float32_rounded(tmp_path: Path) 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_sixteen_bits_are_refused_on_the_cpu(tmp_path: Path, precision: Precision) -> None:
-    """The setting changes what is computed, so it is not passed over."""
+    """The setting would change the answers, so it is not ignored."""
     path = write_mlp(tmp_path / "mlp.onnx")
     acceleration = Acceleration(precision=precision)
     deployment = Deployment("digits", 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
@@ -93,8 +93,8 @@ def scaled(factor: float) -> Callable[[Feeds], dict[str, np.ndarray]]:
     return lambda feeds: {"y": feeds["x"] * np.float32(factor), "i": np.arange(2)}
 
 
-def test_a_model_that_loses_too_much_is_refused() -> None:
-    """By more than 5 % of the largest output; whole numbers may turn, such as the best class of two."""
+def test_outputs_that_differ_too_much_are_refused() -> None:
+    """The limit is 5 % of the largest output. Integers may differ, such as the best class of two."""
     check_precision("digits", "fp16", scaled(2), lambda: scaled(2.02), ROWS)
     check_precision(
         "digits", "fp16", scaled(2), lambda: lambda feeds: {**scaled(2)(feeds), "i": np.ones(2, int)}, ROWS
@@ -106,7 +106,7 @@ def test_a_model_that_loses_too_much_is_refused() -> None:
 
 
 def test_a_class_that_changes_is_refused_unless_it_was_a_near_tie() -> None:
-    """Scores of two classes that differ by less than 1 % of the largest number may change places."""
+    """Scores of two classes that differ by less than 1 % of the largest number may swap."""
 
     def scores(*rows: list[float]) -> Callable[[Feeds], dict[str, np.ndarray]]:
         return lambda _: {"y": np.array(rows, np.float32)}
@@ -118,7 +118,7 @@ def test_a_class_that_changes_is_refused_unless_it_was_a_near_tie() -> None:
 
 
 def test_an_overflow_is_refused() -> None:
-    """Its numbers are too large for float16; what is infinite anyway may stay so."""
+    """Numbers are too large for float16; numbers that are infinite in float32 may be so."""
     with pytest.raises(LoadFailed, match="the output 'y' is not finite"):
         check_precision("digits", "fp16", scaled(float("inf")), lambda: scaled(2), ROWS)
 
@@ -136,11 +136,11 @@ def test_a_model_that_takes_no_made_up_rows_is_not_compared(caplog: pytest.LogCa
     """The log says so, and the original is not loaded."""
     not_loaded = partial(pytest.fail, "it was loaded")
     assert check_precision("digits", "fp16", scaled_refusing, not_loaded, ROWS) is None
-    assert "precision fp16, which cannot be compared with float32 on the CPU: rows of 2" in caplog.text
+    assert "precision fp16 cannot be compared with float32 on the CPU: rows of 2" in caplog.text
 
 
-def test_failed_conversion_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unreadable and oversized files and a missing package are explained."""
+def test_failed_conversion_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files may be unreadable or too large, or a package is missing."""
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
     with pytest.raises(LoadFailed, match=r"digits: .*bad\.onnx cannot be read"):
@@ -170,7 +170,7 @@ class FailingSession:
 
 @pytest.fixture
 def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each session, whether its channels are last; such a one fails, saying the name of its model."""
+    """Record for each session whether its channels are last; such a session fails."""
     opened: list[bool] = []
 
     def open_session(sessions: OnnxSessions) -> object:
@@ -183,7 +183,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def load_converted(path: Path, says: str) -> Runtime:
-    """Load a model in float16 on a GPU whose libraries say this of channels that are last."""
+    """Load a model in float16 on a GPU whose libraries fail with a message if channels are last."""
     acceleration = Acceleration(precision="fp16", execution="copied")
     deployment = Deployment(says, 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
     return load_onnx(deployment, Device("cuda", 0, "GPU"), 1)
@@ -202,12 +202,12 @@ def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(
     assert "the channels first, which is slower: cuDNN cannot run it with the channels last: " in refused
     assert isinstance(runtime, ChosenRuntime)
     assert runtime.choice.startswith(
-        "execution copied; graph as it is; precision fp16, outputs differ from float32 on the CPU by "
+        "execution copied; graph plain; precision fp16, outputs differ from float32 on the CPU by "
     )
 
 
 def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool]) -> None:
-    """The load ends with those of the device, as it would without a conversion, and goes on with the model's."""
+    """Faults of the device end the load; errors of the model do not."""
     with pytest.raises(LoadFailed, match=r"fails for all inputs: .*CUDNN_STATUS_ALLOC_FAILED"):
         load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_STATUS_ALLOC_FAILED")
     load_converted(write_pictures(tmp_path / "pictures.onnx"), "sizes do not fit")
@@ -215,7 +215,7 @@ def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[boo
 
 
 def test_models_of_many_gigabytes_are_not_loaded_on_the_cpu_besides(tmp_path: Path) -> None:
-    """Weights beside the file count; converted ones are compared anyway."""
+    """Weights beside the file count; converted models are always compared."""
     path = write_mlp(tmp_path / "mlp.onnx")
     assert is_compared("tf32", path)
     with (tmp_path / "mlp.onnx.data").open("wb") as file:

@@ -1,4 +1,4 @@
-"""Options of ONNX Runtime's providers, and what its errors mean."""
+"""Options of ONNX Runtime's providers, and its errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sessions(path: Path, device: Device = GPU, **settings: Any) -> OnnxSessions:
 
 
 def test_options_of_the_cuda_provider() -> None:
-    """The first device, an arena that grows by what is needed, TF32 unless fp32 is asked for, quick plans."""
+    """The first device, an arena that grows on demand, TF32 unless the precision is fp32, quick plans."""
     options = cuda_options(Acceleration())
     assert options["device_id"] == "0"
     assert options["arena_extend_strategy"] == "kSameAsRequested"
@@ -57,7 +57,7 @@ def value(name: str, *shape: int | str) -> Any:
 
 
 def test_options_of_the_tensorrt_provider(tmp_path: Path) -> None:
-    """One engine serves all sizes of batches where they alone are free."""
+    """One engine serves all sizes of batches if only these are free."""
     acceleration = Acceleration(provider="tensorrt", precision="fp16", memory_mb=3)
     inputs = [value("image", "rows", 3, 8, 8), value("scale", "rows")]
     assert tensorrt_options(acceleration, tmp_path, (1, 4, 16), inputs) == {
@@ -78,8 +78,8 @@ def test_options_of_the_tensorrt_provider(tmp_path: Path) -> None:
     ("rows", "inputs"),
     [((), [value("x", "rows", 3)]), ((1, 4), [value("x", "rows", "words")]), ((1, 4), [value("x")])],
 )
-def test_shapes_that_are_not_known_are_left_to_tensorrt(rows: tuple[int, ...], inputs: list[Any]) -> None:
-    """Without sizes of batches, or with other free axes, no profile is given; nor a cache without a folder."""
+def test_unknown_shapes_have_no_profile(rows: tuple[int, ...], inputs: list[Any]) -> None:
+    """Batches have no fixed sizes, or other axes are free. Without a folder there is no cache."""
     acceleration = Acceleration(provider="tensorrt")
     assert tensorrt_options(acceleration, None, rows, inputs) == {"device_id": "0", "trt_fp16_enable": "0"}
 
@@ -96,8 +96,8 @@ def test_shapes_that_are_not_known_are_left_to_tensorrt(rows: tuple[int, ...], i
         "CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0",
     ],
 )
-def test_messages_about_memory_are_known(message: str) -> None:
-    """ONNX Runtime tells them by words alone."""
+def test_messages_about_memory_are_out_of_memory(message: str) -> None:
+    """ONNX Runtime has no class for them."""
     with pytest.raises(OutOfMemory):
         raise_if_out_of_memory(RuntimeError(message))
 
@@ -114,12 +114,12 @@ def test_messages_about_memory_are_known(message: str) -> None:
     ],
 )
 def test_other_messages_are_not_about_memory(message: str) -> None:
-    """Neither other errors of CUDA nor those of the caller."""
+    """They are other errors of CUDA, or the caller's."""
     raise_if_out_of_memory(RuntimeError(message))
 
 
 def test_a_session_on_the_cpu_runs(tmp_path: Path) -> None:
-    """It records where its nodes run, which is told of GPUs alone."""
+    """The placement of its nodes is logged for GPUs only."""
     path = write_doubler(tmp_path / "doubler.onnx")
     session = sessions(path, Device("cpu", 0, "a processor")).open()
     assert session.get_providers() == ["CPUExecutionProvider"]
@@ -130,7 +130,7 @@ def test_a_session_on_the_cpu_runs(tmp_path: Path) -> None:
 
 
 def test_onnx_runtime_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What fails is raised, at the load and in a run; a constant that nobody uses is nobody's concern."""
+    """Failures of a load or a run are raised; an unused constant is no failure."""
     taken = helper.make_tensor_value_info("x", TensorProto.INT64, ["n"])
     given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
     constants = [numpy_helper.from_array(np.ones(3, np.float32), name) for name in ("table", "unused")]
@@ -175,8 +175,8 @@ def test_a_session_of_one_size_gets_its_axes_weights_and_share(
     assert "user_compute_stream" not in without
 
 
-def test_nodes_on_the_cpu_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """How many, of how many, and which operators; by the words of a real session."""
+def test_nodes_on_the_cpu_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The line has their number, the number of all nodes, and the operators."""
     caplog.set_level("INFO")
     session = sessions(write_doubler(tmp_path / "doubler.onnx"), Device("cpu", 0, "a processor")).open()
     onnx_sessions._log_placement("doubler", session)
@@ -204,7 +204,7 @@ def test_a_gpu_that_onnx_runtime_does_not_use_is_an_error(
 
 
 def test_a_model_that_does_not_fit_is_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights, for instance; what else is wrong with it is a failed load."""
+    """Its weights may be too large; any other error is a failed load."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError(message)

@@ -1,4 +1,4 @@
-"""Weights that are handed to ONNX Runtime give the answers of the file, bit for bit."""
+"""Weights in memory give the answers of the file, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(
     *sizes: int,
     as_inputs: bool = False,
 ) -> Path:
-    """A model from `x[rows, *sizes]` to `y`."""
+    """Write a model from `x[rows, *sizes]` to `y`."""
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", *sizes])]
     if as_inputs:
         inputs += [helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)) for one in weights]
@@ -51,7 +51,7 @@ def write(
 
 
 def convolutions(path: Path) -> Path:
-    """ONNX Runtime folds the normalisation into the weights and lays them out anew."""
+    """ONNX Runtime folds the normalisation into the weights and changes their layout."""
     nodes = [
         node("Conv", "x w b", "c", pads=[1] * 4),
         node("BatchNormalization", "c s b m v", "n"),
@@ -66,13 +66,13 @@ def convolutions(path: Path) -> Path:
 
 
 def products(path: Path) -> Path:
-    """Fused with the sum, and packed; one weight has two uses."""
+    """ONNX Runtime fuses the sum and packs the weights; one weight has two uses."""
     nodes = [node("MatMul", "x w", "a"), node("Add", "a b", "c"), node("MatMul", "c w", "y")]
     return write(path, nodes, [weight("w", SIZE, SIZE), weight("b", SIZE)], SIZE)
 
 
 def folded(path: Path) -> Path:
-    """Computed from other weights while it is loaded, some of them of half precision."""
+    """ONNX Runtime computes a weight from others, some of them of half precision."""
     nodes = [
         node("Transpose", "w", "t", perm=[1, 0]),
         node("Cast", "h", "f", to=TensorProto.FLOAT),
@@ -104,7 +104,7 @@ def looked_up(dtype: str) -> Callable[[Path], Path]:
 
 
 def behind_a_link(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
-    """So Kubernetes mounts files, and clients of model hubs keep them."""
+    """Kubernetes mounts files so, and clients of model hubs store them so."""
 
     def link(path: Path) -> Path:
         folder = path.parent / "blobs"
@@ -126,7 +126,7 @@ def integers(path: Path) -> Path:
 
 
 def overridable(path: Path) -> Path:
-    """Callers could give other weights: nothing is folded."""
+    """Callers could send other weights, so nothing is folded."""
     return write(path, [node("MatMul", "x w", "y")], [weight("w", SIZE, SIZE)], SIZE, as_inputs=True)
 
 
@@ -148,7 +148,7 @@ def in_branches(path: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """ONNX Runtime refuses what it has removed: then it reads the file."""
+    """ONNX Runtime refuses weights that it has removed; then it reads the file."""
     return write(path, [node("MatMul", "x w", "y")], [weight("w", SIZE, SIZE), weight("u", SIZE, SIZE)], SIZE)
 
 
@@ -239,19 +239,19 @@ def test_only_memory_that_a_session_uses_stays(
 
 
 def test_older_versions_of_onnx_runtime_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that cannot own memory by DLPack."""
+    """They cannot own memory by DLPack."""
     path = looked_up("f4")(tmp_path / "model.onnx")
     x = np.ones((2, 1), np.float32)
     (in_place,) = open_on_cpu(path).run(None, {"x": x})
     monkeypatch.delattr(onnxruntime.OrtValue, "from_dlpack", raising=False)
     separate = separate_weights(path)
     assert separate is not None
-    assert len(separate.ways) == 1
+    assert len(separate.uses) == 1
     assert np.array_equal(open_on_cpu(path).run(None, {"x": x})[0], in_place)
 
 
-def test_nothing_to_separate(tmp_path: Path) -> None:
-    """Small weights, those in a list of numbers or in another file, and what is no model are left to ONNX Runtime."""
+def test_small_and_foreign_weights_are_not_separated(tmp_path: Path) -> None:
+    """ONNX Runtime reads small weights, weights in lists of numbers or other files, and files that are no models."""
     path = tmp_path / "model.onnx"
     assert separate_weights(write(path, [node("Mul", "x w", "y")], [weight("w", 1)], 1)) is None
     listed = helper.make_tensor("w", TensorProto.FLOAT, [SIZE, SIZE], [0.5] * SIZE**2)
@@ -269,8 +269,8 @@ def test_nothing_to_separate(tmp_path: Path) -> None:
     assert separate_weights(tmp_path / "missing.onnx") is None
 
 
-def test_weights_whose_shape_does_not_fit_are_left_in_the_graph(tmp_path: Path) -> None:
-    """ONNX Runtime says what is wrong with them."""
+def test_weights_of_a_wrong_shape_stay_in_the_graph(tmp_path: Path) -> None:
+    """ONNX Runtime reports their fault."""
     wrong = weight("w", SIZE, SIZE)
     wrong.dims[0] = SIZE + 1
     path = write(tmp_path / "model.onnx", [node("MatMul", "x w", "y")], [wrong], SIZE)

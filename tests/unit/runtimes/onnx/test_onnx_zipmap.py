@@ -1,4 +1,4 @@
-"""Classifiers whose scores are lists of maps, as scikit-learn's converters make them: served by the tensor before."""
+"""Classifiers whose scores are lists of maps, as scikit-learn's converters make them, served as tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(data: bytes) -> list[Any]:
 @pytest.mark.parametrize("classes", [NUMBERS, WORDS])
 @pytest.mark.parametrize("alone", [False, True])
 def test_scores_are_a_tensor_of_the_same_name(classes: tuple[Any, ...], alone: bool) -> None:
-    """The changed file gives the numbers of the maps column by column, even if it knew no operator of ONNX itself."""
+    """The changed file has the numbers of the maps by column, also if it had no operator of ONNX itself."""
     data = classifier(classes)
     if alone:
         model = onnx.load_from_string(data)
@@ -79,20 +79,20 @@ def test_classes_that_are_words_are_served_too(tmp_path: Path) -> None:
     assert tensors.batched
 
 
-def test_models_without_maps_are_left_alone(tmp_path: Path) -> None:
-    """A file whose outputs are tensors is not changed, nor is one in which a map is used further on."""
+def test_models_without_maps_are_not_changed(tmp_path: Path) -> None:
+    """The outputs are tensors, or another node uses the map."""
     model = onnx.load_from_string(classifier(NUMBERS))
     del model.graph.output[1]
     assert replace_maps_by_tensors(model.SerializeToString()) is None
 
 
-def test_callers_are_told_the_classes(tmp_path: Path) -> None:
-    """The metadata have the classes in the order of the columns, and both protocols answer with numbers."""
+def test_metadata_have_the_classes(tmp_path: Path) -> None:
+    """They are in the order of the columns, and both protocols answer with numbers."""
     (tmp_path / "model.onnx").write_bytes(classifier(WORDS))
     with InProcessServer({"classes": runtime(tmp_path / "model.onnx")}) as server:
-        told = json.loads(server.ask("GET", "/v2/models/classes").body)
-        assert told["parameters"]["labels"] == {"probabilities": list(WORDS)}
-        assert [info["datatype"] for info in told["outputs"]] == ["BYTES", "FP32"]
+        metadata = json.loads(server.ask("GET", "/v2/models/classes").body)
+        assert metadata["parameters"]["labels"] == {"probabilities": list(WORDS)}
+        assert [info["datatype"] for info in metadata["outputs"]] == ["BYTES", "FP32"]
         given = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": ROWS.tolist()}
         answer = server.ask(path="/v2/models/classes/infer", body=json.dumps({"inputs": [given]}).encode())
         scores = json.loads(answer.body)["outputs"][1]

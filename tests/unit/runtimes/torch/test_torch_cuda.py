@@ -1,4 +1,4 @@
-"""Which execution a model of PyTorch gets on a GPU, and what happens to its batches; PyTorch and CUDA are puppets."""
+"""The execution of a model of PyTorch on a GPU, and its batches; PyTorch and CUDA are puppets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPACITY = 64
 
 
 class Machine:
-    """A GPU, PyTorch on it, and an arena whose rows are all different."""
+    """A GPU with PyTorch, and an arena of different rows."""
 
     def __init__(self) -> None:
         self.cudart = PuppetCudart()
@@ -93,8 +93,8 @@ def answer(batch: CapturedBatch) -> list[list[float]]:
 
 @pytest.mark.parametrize("execution", ["graph", "eager"])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order_of_begins_and_ends_is_that_of_one_batch_after_the_other(execution: str, seed: int) -> None:
-    """Captured or not, with sizes, rows, depth and the streams that run ahead at random."""
+def test_any_order_of_begins_and_ends_gives_the_answers_of_single_batches(execution: str, seed: int) -> None:
+    """Sizes, rows, depth and the streams that run ahead are random."""
     machine = Machine()
     machine.torch.refuses_capture = execution == "eager"
     random = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_any_order_of_begins_and_ends_is_that_of_one_batch_after_the_other(execu
     assert (machine.torch.replays > 0) == (execution == "graph")
 
 
-def test_a_batch_begins_a_graph_and_nothing_else(machine: Machine) -> None:
+def test_batch_only_replays_a_graph(machine: Machine) -> None:
     """The model's code does not run again; its graphs share a pool, after a small capture in another one."""
     runtime = machine.pipeline()
     computed = len(machine.torch.computed)
@@ -125,8 +125,8 @@ def test_a_batch_begins_a_graph_and_nothing_else(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_number_out_of_range_never_reaches_the_device(machine: Machine, *, alone: bool) -> None:
-    """The batch is refused before anything is copied, and the next one is right; also in plain runs."""
+def test_number_out_of_range_does_not_reach_the_device(machine: Machine, *, alone: bool) -> None:
+    """The batch is refused before the copy, and the next one is right; plain runs refuse it too."""
     machine.limits = {DOUBLES.inputs[0].name: (0, 3 * 40)}
     runtime = machine.pipeline()
     before = len(machine.torch.computed), machine.torch.replays
@@ -148,10 +148,10 @@ def test_a_model_that_does_not_take_padding_is_not_captured(machine: Machine) ->
     assert machine.load() is machine.plain
 
 
-def test_a_model_that_cannot_be_captured_says_why_once(
+def test_model_that_cannot_be_captured_is_logged_once(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its kernels are launched one by one in the same pipeline; only the smallest size was tried."""
+    """Its kernels are launched one by one in the same pipeline; only the smallest size is tried."""
     caplog.set_level("INFO")
     machine.torch.refuses_capture = True
     machine.pipeline()
@@ -162,16 +162,16 @@ def test_a_model_that_cannot_be_captured_says_why_once(
     assert machine.torch.computed[:5] == [1, 1, 1, 1, 8]
 
 
-def test_a_graph_that_is_asked_for_is_had_or_refused(machine: Machine) -> None:
-    """And plain calls are what `copied` says."""
+def test_execution_graph_is_used_or_fails(machine: Machine) -> None:
+    """`copied` means plain calls."""
     assert machine.load(execution="copied") is machine.plain
     machine.torch.refuses_capture = True
     with pytest.raises(LoadFailed, match=r"doubler cannot run with execution: graph: CUDA error: operation"):
         machine.load(execution="graph")
 
 
-def test_a_graph_with_other_answers_is_not_taken(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    """Such as one that has kept what Python read from a tensor while it was captured."""
+def test_graph_with_other_answers_is_left_out(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    """For example, Python has read a number of a tensor during the capture."""
     caplog.set_level("INFO")
     machine.torch.factor = lambda captured: 3 if captured else 2
     runtime = machine.pipeline()
@@ -182,7 +182,7 @@ def test_a_graph_with_other_answers_is_not_taken(machine: Machine, caplog: pytes
 
 
 def test_a_device_that_the_attempt_has_broken_fails_the_load(machine: Machine) -> None:
-    """After an illegal access CUDA computes nothing any more, plain calls neither."""
+    """After an illegal access plain calls fail too."""
     machine.torch.refuses_capture = True
 
     def broken(_: Any) -> Any:
@@ -194,7 +194,7 @@ def test_a_device_that_the_attempt_has_broken_fails_the_load(machine: Machine) -
 
 
 def test_sizes_are_added_removed_and_prepared_again(machine: Machine) -> None:
-    """The last size that goes gives the pool back; the next one has another pool."""
+    """The last removed size frees the pool; the next size has another one."""
     runtime = machine.pipeline(buckets=None)
     assert tuple(runtime.sizes) == (1,)
     runtime.add_size(4)
@@ -220,7 +220,7 @@ def test_a_size_without_memory_is_left_out(machine: Machine, caplog: pytest.LogC
 
 
 def test_memory_that_an_eager_batch_lacks_is_out_of_memory(machine: Machine) -> None:
-    """So the worker tries the batch in parts; other errors stay what they are."""
+    """The worker then tries the batch in parts; other errors do not change."""
     machine.torch.refuses_capture = True
     runtime = machine.pipeline()
     machine.torch.most_rows = 1

@@ -1,4 +1,4 @@
-"""Files of PyTorch without PyTorch: what they are, the code in them, their inputs by samples, and their settings."""
+"""Files of PyTorch without PyTorch: kinds, code in them, inputs by samples, and settings."""
 
 import collections
 import io
@@ -41,8 +41,8 @@ def archive(path: Path, *names: str) -> Path:
         (("readme.txt",), ""),
     ],
 )
-def test_a_file_is_known_by_what_is_in_its_archive(tmp_path: Path, names: tuple[str, ...], kind: str) -> None:
-    """Its ending does not say: TorchScript and weights are both `.pt`."""
+def test_content_of_the_archive_decides_the_kind(tmp_path: Path, names: tuple[str, ...], kind: str) -> None:
+    """The ending does not: TorchScript and weights are both `.pt`."""
     assert kind_of_torch_file(archive(tmp_path / "model.pt", *names)) == kind
 
 
@@ -75,8 +75,8 @@ def test_without_pytorch_the_load_names_the_extra(tmp_path: Path, monkeypatch: p
         load_torch(deployment, Device("cpu", 0, "the CPU"), 1)
 
 
-def test_a_sample_says_names_and_types(tmp_path: Path) -> None:
-    """An archive of arrays, an array, JSON of the Open Inference Protocol, or rows of one input."""
+def test_sample_has_names_and_types(tmp_path: Path) -> None:
+    """It is an archive of arrays, an array, JSON of the Open Inference Protocol, or rows of one input."""
     array = np.ones((2, 3), np.float32)
     np.savez(tmp_path / "a.npz", x=array, y=array.astype(np.int64))
     found = describe_sample(tmp_path / "a.npz", ["y", "x"])
@@ -105,15 +105,15 @@ def test_a_sample_says_names_and_types(tmp_path: Path) -> None:
         ("PK\x03\x04", "does not say what the model takes"),
     ],
 )
-def test_a_sample_that_says_nothing_is_refused(tmp_path: Path, content: str, reason: str) -> None:
-    """With what to do instead."""
+def test_sample_without_names_or_types_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    """The message has a remedy."""
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(LoadFailed, match=reason):
         describe_sample(tmp_path / "a.json", ["x"])
 
 
-def test_settings_that_pytorch_has_not_are_refused() -> None:
-    """Rather than passed over."""
+def test_settings_without_effect_on_pytorch_are_refused() -> None:
+    """They are not ignored."""
     check_acceleration("net", "torch", Acceleration(precision="fp32", memory_mb=100))
     for acceleration in (
         Acceleration(provider="tensorrt"),
@@ -142,7 +142,7 @@ CALLS = {
 
 
 def packed(content: bytes, name: str = "archive/data.pkl") -> bytes:
-    """An archive with one part, as `torch.save` writes it."""
+    """Return an archive with one part, as `torch.save` writes it."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr(name, content)
@@ -150,8 +150,8 @@ def packed(content: bytes, name: str = "archive/data.pkl") -> bytes:
 
 
 @pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
-def test_code_of_a_pickle_is_found_wherever_it_lies(tmp_path: Path, content: bytes) -> None:
-    """In a file, in its archive, in an archive within that, as all parts of programs with objects are."""
+def test_code_of_a_pickle_is_found(tmp_path: Path, content: bytes) -> None:
+    """It is in a file, in an archive, or in an archive within an archive, as parts of programs are."""
     path = tmp_path / "net.pt2"
     for file in (
         content,
@@ -164,7 +164,7 @@ def test_code_of_a_pickle_is_found_wherever_it_lies(tmp_path: Path, content: byt
 
 
 def test_code_is_found_in_the_second_of_two_parts_of_one_name(tmp_path: Path) -> None:
-    """Which of both a reader takes is its own affair."""
+    """Readers may take either part."""
     path = tmp_path / "net.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("net/data.pkl", CALLS["protocol 2"])
@@ -174,7 +174,7 @@ def test_code_is_found_in_the_second_of_two_parts_of_one_name(tmp_path: Path) ->
 
 
 def test_archives_that_readers_may_see_differently_are_refused(tmp_path: Path) -> None:
-    """With a comment, which may hold another table of contents, or in more archives than PyTorch makes."""
+    """They have a comment, which may hold another table of contents, or more levels than PyTorch makes."""
     path = tmp_path / "net.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("net/data.pkl", pickle.dumps({}, 2))
@@ -188,7 +188,7 @@ def test_archives_that_readers_may_see_differently_are_refused(tmp_path: Path) -
 
 
 def test_tensors_and_raw_weights_are_no_code(tmp_path: Path) -> None:
-    """Names that pickles of tensors need, and bytes that look like the begin of a pickle."""
+    """Pickles of tensors need names, and bytes may look like the begin of a pickle."""
     path = tmp_path / "net.pt2"
     tensor = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nctorch\nFloatStorage\nccollections\nOrderedDict\n."
     random = np.random.default_rng(3)
@@ -231,7 +231,7 @@ def test_code_in_the_expressions_of_a_program_is_found(tmp_path: Path, program: 
 
 
 def test_arithmetic_of_sizes_is_no_code(tmp_path: Path) -> None:
-    """As `torch.export.save` writes it."""
+    """`torch.export.save` writes such expressions."""
     structure = [
         1,
         {"type": "builtins.dict", "context": '["pixel values"]', "children_spec": [{"type": None}]},

@@ -52,8 +52,8 @@ def test_earlier_run_is_served_first() -> None:
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (ResourceRequest(1, 8), "8 GPUs asked for, at most 2 exist"),
-        (ResourceRequest(5, 0), "5 cores asked for, at most 4 exist"),
+        (ResourceRequest(1, 8), "8 GPUs asked for, and this target has 2"),
+        (ResourceRequest(5, 0), "5 cores asked for, and this target has 4"),
     ],
 )
 def test_request_beyond_the_capacity_is_refused(ask: ResourceRequest, reason: str) -> None:
@@ -96,9 +96,9 @@ def test_nodes_on_one_machine_share_cores_and_no_gpus() -> None:
     """GPUs are asked for by each node with a worker, and more than there are is never served; cores are shared."""
     several = Definition("a.py", nodes=3, gpus=1, cores=2, parameter_servers=1)
     assert ResourceRequest.of(several, FOUR) == ResourceRequest(4, 2)
-    with pytest.raises(SubmissionRefused, match="3 GPUs asked for, at most 2 exist"):
+    with pytest.raises(SubmissionRefused, match="3 GPUs asked for, and this target has 2"):
         check_request(ResourceRequest.of(several.replace(parameter_servers=0), FOUR), FOUR)
-    with pytest.raises(SubmissionRefused, match="5 cores asked for, at most 4 exist"):
+    with pytest.raises(SubmissionRefused, match="5 cores asked for, and this target has 4"):
         check_request(ResourceRequest.of(several.replace(cores=5), FOUR), FOUR)
 
 
