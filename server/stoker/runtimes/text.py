@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -27,7 +29,7 @@ from stoker.runtimes.token_batches import TokenCosts, length_bucket
 from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.samples.sample import find_sample_feeds
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
-from stoker.wire.texts import TEXT, Tokenizing, text_tensors, token_spec
+from stoker.wire.texts import TEXT, Tokenizing, UnusableTokenizer, text_tensors, token_spec
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +65,16 @@ def text_runtime(
     try:
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
-        feeds = TokenFeeds(tensors.inputs, Tokenizing(text).pad_id)
+        feeds = TokenFeeds(tensors.inputs)
+        feeds.pad_id = Tokenizing(text).pad_id
         if 0 < feeds.fixed_tokens < text.max_tokens:
             raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
         outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
+    except UnusableTokenizer:
+        raise
     except LoadFailed as error:
         if text.is_required:
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
@@ -130,8 +135,7 @@ class TextRuntime:
         self.signature = signature
         self.monitor = BatchMonitor()
         self._model, self._feeds, self._costs, self._tokens = run, feeds, costs, tokens
-        isolation = signature.isolation
-        self._is_apart = isolation is not None and not isolation.batched
+        self._is_apart = signature.isolation is not None and not signature.isolation.batched
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
         """Run a batch of rows; those without a token fill it up, and get zeros."""
@@ -232,15 +236,9 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> Tok
     tokens = min(_TIMED_TOKENS, longest)
     words = np.resize(row[1 : 1 + row[0]], tokens)
 
-    def time_ns(count: int, tokens: int) -> int:
+    def time_ns(count: int, tokens: int) -> float:
         made = np.tile(np.concatenate(([tokens], words[:tokens])).astype(np.int32), (count, 1))
-        part = feeds.feeds(made, tokens)
-        times = []
-        for _ in range(_RUNS):
-            begun_ns = time.perf_counter_ns()
-            run(part)
-            times.append(time.perf_counter_ns() - begun_ns)
-        return max(1, min(times))
+        return 1e9 * min(timeit.repeat(partial(run, feeds.feeds(made, tokens)), number=1, repeat=_RUNS))
 
     first_ns, until_s = time_ns(1, 8), time.perf_counter() + _TIMED_S
     taken_ns = {}

@@ -30,6 +30,10 @@ _CONTINUES, _CONTINUED = 0b11000000, 0b10000000
 """The bits of a byte of UTF-8 that continues a character, and their value."""
 
 
+class UnusableTokenizer(LoadFailed):
+    """A `tokenizer.json` cannot be used."""
+
+
 class TokenRows(NamedTuple):
     """Texts as rows.
 
@@ -61,7 +65,7 @@ class Tokenizing:
     """
 
     def __init__(self, text: TextInput) -> None:
-        """Load the tokenizer; raises LoadFailed if its file is none."""
+        """Load the tokenizer; raises UnusableTokenizer if its file is none."""
         # Stoker's own threads call it; the library would start as many as there are cores in each process.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         from tokenizers import Tokenizer
@@ -74,7 +78,7 @@ class Tokenizing:
             self._tokenizer.enable_truncation(text.max_tokens)
         except Exception as error:
             # The library raises plain exceptions.
-            raise LoadFailed(f"{text.tokenizer} cannot be used: {error}") from error
+            raise UnusableTokenizer(f"{text.tokenizer} cannot be used: {error}") from error
         self.pad_id: int = padding.get("pad_id", 0) if text.pad_id is None else text.pad_id
 
     def check(self, texts: np.ndarray) -> None:

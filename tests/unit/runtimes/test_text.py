@@ -166,11 +166,18 @@ def test_findings_are_kept_for_models_on_demand(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_broken_tokenizer_is_a_load_error(tmp_path: Path) -> None:
-    """It names the file."""
+    """It names the file, whether or not texts are set; a model whose inputs do not fit does not read it."""
     write_text_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(LoadFailed, match=r"tokenizer\.json cannot be used"):
-        load(deployment(tmp_path), CPU)
+    required = deployment(tmp_path)
+    assert required.text is not None
+    found = dataclasses.replace(required, text=dataclasses.replace(required.text, is_required=False))
+    for each in (required, found):
+        with pytest.raises(LoadFailed, match=r"tokenizer\.json cannot be used"):
+            load(each, CPU)
+    content = (tmp_path / "model.onnx").read_bytes().replace(b"input_ids", b"input_idz")
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert load(found, CPU).signature.takes == "tensors"
 
 
 def test_parts_are_watched(tmp_path: Path) -> None:
