@@ -64,9 +64,7 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
             )
         return None
     if find_spec("tokenizers") is None:
-        missing = (
-            f"texts are read by the library tokenizers, which is not installed; {how_to_install('text')}"
-        )
+        missing = f"the library tokenizers is not installed; {how_to_install('text')}"
         if settings is not None:
             raise InvalidSettings(f"{name}: {missing}")
         logger.info("%s takes no texts, only numbers: %s", name, missing)

@@ -80,7 +80,7 @@ def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Models are served with numbers, unless texts are set."""
     monkeypatch.setattr(texts, "find_spec", lambda name: None)
     assert find(folder) is None
-    with pytest.raises(InvalidSettings, match="m: texts are read by the library tokenizers"):
+    with pytest.raises(InvalidSettings, match="m: the library tokenizers is not installed"):
         find(folder, text=TextSettings())
 
 
