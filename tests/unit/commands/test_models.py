@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.text_models import write_text_model
 
 from stoker.commands import model_events
 from stoker.commands import models as command
@@ -152,6 +153,16 @@ def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Pat
     assert {str(name) for name in registered.files} == {"double.onnx", "sample_input.json"}
     deployment = Deployment("double", 1, "onnx", registered.path, registered.files_dir, 1, 1)
     assert deployment.sample_file == registered.files_dir / "sample_input.json"
+
+
+def test_a_model_with_a_tokenizer_is_registered_with_texts(workspace: Path, tmp_path: Path) -> None:
+    """Its signature is that of a server, and its sample may be texts."""
+    write_text_model(tmp_path / "texts")
+    (tmp_path / "texts" / "sample_input.json").write_text('{"data": ["how far is it"]}')
+    assert run("register", "texts", tmp_path / "texts") == 0
+    registered = Repository(workspace / "models").get("texts")
+    assert registered.signature is not None
+    assert str(Signature.from_json(dict(registered.signature))).startswith("text string[...] -> ")
 
 
 def test_picture_is_registered_as_a_sample_of_a_picture_model(

@@ -88,6 +88,16 @@ def test_too_many_texts_are_refused(text: TextInput) -> None:
         tokenizing.check(np.full(2048, b"", object))
 
 
+def test_a_character_is_not_cut_in_two(text: TextInput) -> None:
+    """Wherever in a character the last byte lies that is read; what is no UTF-8 is refused in long texts too."""
+    tokenizing = Tokenizing(text)
+    for start in ("", "a", "ab", "abc"):
+        assert tokenizing.encode(strings(start + "\U0001f525" * 1000)).cut == 1
+    for content in (b"\xff" + b"a" * 2000, b"a\xff" * 1000):
+        with pytest.raises(InvalidInput, match="Text 0 is not UTF-8"):
+            tokenizing.encode(np.array([content], object))
+
+
 def test_bytes_that_are_no_utf8_are_refused(text: TextInput) -> None:
     """The message names the text."""
     with pytest.raises(InvalidInput, match="Text 1 is not UTF-8"):
