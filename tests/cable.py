@@ -46,7 +46,7 @@ class Cable:
             _ip(*there, "link", "set", device, "up")
 
     def pull(self) -> None:
-        """Cut the connection: nothing gets through, and nobody is told."""
+        """Cut the connection without a notice: no bytes get through."""
         _ip("link", "set", self._ours, "down")
 
     def plug(self) -> None:

@@ -1,4 +1,4 @@
-"""Callers who wait for their answers, and come back when they are told: what becomes of overload then."""
+"""Overload by callers that wait for their answers, and retry when the answer says so."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class ClosedLoop:
         target_ns: int,
         chance: random.Random,
     ) -> None:
-        """Those who were taken and will be late are told when to come back too."""
+        """Give admitted requests that will be late their retry time."""
         board = admission.board
         for lot in planned.expired:
             for caller in lot.numbers.tolist():

@@ -22,7 +22,7 @@ _POISON = -7.0
 
 
 class PuppetFlight:
-    """A batch in flight; its rows are read when its result is asked for.
+    """A batch in flight; its rows are read with its result.
 
     Attributes:
         ends_ns: When the device has computed it.
@@ -82,7 +82,7 @@ class PuppetFlight:
 
 
 class PuppetPipeline(PuppetRuntime):
-    """A model that has batches in flight, and does as it is told.
+    """A model with batches in flight; a test sets its behaviour.
 
     Attributes:
         clock: The clock of the device, of which a result waits for the end of its batch.

@@ -118,7 +118,7 @@ def double(inputs: Sequence[Any]) -> Outputs:
 
 
 class PuppetRuntime:
-    """A model that does as it is told.
+    """A model whose behaviour a test sets.
 
     Attributes:
         signature: What it takes and gives.

@@ -36,7 +36,7 @@ __all__ = [
     "write_pictures",
     "write_running_sum",
     "write_script",
-    "write_told",
+    "write_sequence_controls",
 ]
 
 HOLD, RAISE, DIE, FORK = 1001, 1002, 1003, 1004
@@ -262,16 +262,16 @@ def write_running_sum(path: Path) -> Path:
     return _save_graph(path, graph)
 
 
-def write_told(
+def write_sequence_controls(
     path: Path, flags: int = TensorProto.FLOAT, ids: int = TensorProto.INT64, texts: Sequence[str] = ()
 ) -> Path:
-    """Write a model that answers with what it is told of its sequence: `y` is `x`, START, END, READY and CORRID.
+    """Write a model that answers with its control inputs: `y` is `x`, START, END, READY and CORRID.
 
-    `y` is float64[rows, 5]; of a CORRID that is a text it has the place among `texts`, or -1.
+    `y` is float64[rows, 5]; a CORRID that is a text becomes its place among `texts`, or -1.
     """
-    told = {"START": flags, "END": flags, "READY": flags, "CORRID": ids}
+    controls = {"START": flags, "END": flags, "READY": flags, "CORRID": ids}
     nodes = [
-        helper.make_node("Cast", [name], [f"{name} seen"], to=TensorProto.DOUBLE) for name in ("x", *told)
+        helper.make_node("Cast", [name], [f"{name} seen"], to=TensorProto.DOUBLE) for name in ("x", *controls)
     ]
     if ids == TensorProto.STRING:
         nodes[-1] = helper.make_node("Cast", ["place"], ["CORRID seen"], to=TensorProto.DOUBLE)
@@ -287,13 +287,13 @@ def write_told(
                 default_int64=-1,
             ),
         )
-    seen = [f"{name} seen" for name in ("x", *told)]
+    seen = [f"{name} seen" for name in ("x", *controls)]
     graph = helper.make_graph(
         [*nodes, helper.make_node("Concat", seen, ["y"], axis=1)],
-        "told",
+        "controls",
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 1]),
-            *(helper.make_tensor_value_info(name, kind, ["rows", 1]) for name, kind in told.items()),
+            *(helper.make_tensor_value_info(name, kind, ["rows", 1]) for name, kind in controls.items()),
         ],
         [helper.make_tensor_value_info("y", TensorProto.DOUBLE, ["rows", 5])],
     )

@@ -1,4 +1,4 @@
-"""`stoker bench`: its options and what they become."""
+"""`stoker bench`: its options and the benches that they run."""
 
 import argparse
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 @pytest.fixture
 def run_options(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Collect what the benches were asked for instead of running them."""
+    """Collect the options of the benches instead of running them."""
     options: list[object] = []
 
     def pretend(name: str) -> Callable[[BenchOptions], Report]:

@@ -103,7 +103,7 @@ FAILED = {"message": "it failed", "code": "model_failed", "error_id": "00"}
 
 
 class Puppet:
-    """Answers with two pieces, and every other time with an error behind them, in the form that is asked for."""
+    """Answers with two pieces, and every other time with an error after them, in the requested form."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -180,7 +180,7 @@ def test_users_read_pieces(
 def test_options_that_would_have_no_effect_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """And only of the script that it serves itself does it know what the body is."""
+    """Options for bodies need the script that the bench serves itself."""
     monkeypatch.setattr(sys, "argv", ["load", *arguments])
     assert main() != 0
     assert message in capsys.readouterr().err

@@ -11,7 +11,7 @@ from stoker_bench.contestants.offline import NAME_PREFIX
 from stoker_bench.reports import CaseResult, aligned, figure, markdown
 
 
-def taken(rows_per_s: float, **figures: float) -> Slice:
+def make_slice(rows_per_s: float, **figures: float) -> Slice:
     """Return a slice with a CPU time and a median latency that follow from the rate."""
     known = {"p50_ms": 1000 / rows_per_s, "cpu_us_per_request": 1e6 / rows_per_s, "errors": 0, **figures}
     return Slice(rows_per_s, rows_per_s, int(known.pop("errors")), **known)
@@ -39,10 +39,10 @@ def test_bounds_hold_at_their_limits() -> None:
     """Exactly 0.9, 1.3 and 3 times the baselines is enough; the mean batch must exceed 4."""
     case = case_result(
         Case(64),
-        taken(9000, mean_batch_rows=4.1),
-        bare=taken(10_000),
-        starlette=taken(6900),
-        handwritten=taken(3000),
+        make_slice(9000, mean_batch_rows=4.1),
+        bare=make_slice(10_000),
+        starlette=make_slice(6900),
+        handwritten=make_slice(3000),
     )
     met = bounds(report_of(case))
     assert met == {
@@ -56,9 +56,9 @@ def test_bounds_hold_at_their_limits() -> None:
 
 def test_missed_bounds_are_marked() -> None:
     """A slow single caller and slow large requests are NOT MET in words."""
-    single = case_result(Case(1), taken(1000), bare=taken(2100))
-    large = case_result(Case(4, 256), taken(790))
-    large.slices[f"{NAME_PREFIX}, default threads"] = [taken(1000)]
+    single = case_result(Case(1), make_slice(1000), bare=make_slice(2100))
+    large = case_result(Case(4, 256), make_slice(790))
+    large.slices[f"{NAME_PREFIX}, default threads"] = [make_slice(1000)]
     report = report_of(single, large)
     assert list(bounds(report).values()) == [False, False]
     assert str(report).count("NOT MET") == 2
@@ -67,14 +67,14 @@ def test_missed_bounds_are_marked() -> None:
 
 def test_without_baselines_there_are_no_ratios() -> None:
     """Stoker alone gives a table of figures, and only the bound that needs no baseline."""
-    report = report_of(case_result(Case(64), taken(9000, mean_batch_rows=30)))
+    report = report_of(case_result(Case(64), make_slice(9000, mean_batch_rows=30)))
     assert list(bounds(report)) == ["mean batch > 4 at 64 connections, 1 row a request"]
     assert "Stoker over" not in str(report)
 
 
 def test_failed_requests_are_noted_below_the_table() -> None:
     """A case with errors says whose and how many, for its figures mislead."""
-    text = str(report_of(case_result(Case(64), taken(9000, errors=12), bare=taken(10_000))))
+    text = str(report_of(case_result(Case(64), make_slice(9000, errors=12), bare=make_slice(10_000))))
     assert "Stoker: 12 failed requests, so its figures do not count." in text
     assert f"{BARE}: " not in text
 
@@ -90,7 +90,7 @@ def test_start_up_and_frontends_have_bounds() -> None:
 
 def test_json_holds_slices_and_ratios() -> None:
     """The document is plain JSON with every slice and Stoker's ratio to every baseline."""
-    report = report_of(case_result(Case(64), taken(9000), bare=taken(10_000)))
+    report = report_of(case_result(Case(64), make_slice(9000), bare=make_slice(10_000)))
     document = orjson.loads(orjson.dumps(report.as_json()))
     case = document["cases"][0]
     assert case["case"] == {"subject": "", "connections": 64, "rows": 1, "body_bytes": [5410]}
@@ -102,7 +102,7 @@ def test_json_holds_slices_and_ratios() -> None:
 
 def test_cases_name_their_subject_sizes_and_first_contestant() -> None:
     """Where one report has several subjects and forms of bodies, the tables tell them apart."""
-    slices = {"merge": [taken(800)], "none": [taken(100)]}
+    slices = {"merge": [make_slice(800)], "none": [make_slice(100)]}
     text = str(CaseResult(Case(64), (3280, 5410), slices, {}, subject="ONNX script"))
     assert "ONNX script: 64 connections, 1 row a request (3,280 or 5,410 bytes)" in text
     assert "merge over" in text
@@ -116,8 +116,8 @@ def entry(name: str, rates: list[float], yardsticks: list[float], errors: int = 
         "1.0",
         "as it comes",
         launch=lambda: pytest.fail("nothing is started here"),
-        slices={64: [taken(rate, errors=errors) for rate in rates]},
-        yardsticks={64: [taken(rate) for rate in yardsticks]},
+        slices={64: [make_slice(rate, errors=errors) for rate in rates]},
+        yardsticks={64: [make_slice(rate) for rate in yardsticks]},
         start_s=[0.5],
         pss_bytes=[100_000_000],
     )

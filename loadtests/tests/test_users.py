@@ -75,7 +75,7 @@ def test_other_answers_hold_no_classes(answer: object) -> None:
 
 
 def test_drawn_digits_look_like_mnist_rows(monkeypatch) -> None:
-    """Without MNIST, users send rows of 784 values in 0..1, which say what they are."""
+    """Without MNIST, users send rows of 784 values in 0..1, named as drawn."""
     monkeypatch.setattr(users, "DRAWN_ROWS", 50)
     drawn = read_digits(None)
     assert drawn.rows.shape == (len(drawn.labels), 784) == (50, 784)
@@ -85,13 +85,13 @@ def test_drawn_digits_look_like_mnist_rows(monkeypatch) -> None:
 
 
 def test_folder_without_mnist_is_refused(tmp_path) -> None:
-    """A folder that was asked for is never replaced by other digits."""
+    """A chosen folder is never replaced by other digits."""
     with pytest.raises(OperatorError, match="t10k-images"):
         read_digits(tmp_path)
 
 
 def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> None:
-    """Their reader is of another distribution; how to install it is said."""
+    """Their reader belongs to another distribution; the sentence says how to install it."""
     monkeypatch.setattr(users, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
         read_digits(None)
@@ -100,8 +100,8 @@ def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> Non
 FAILED = ModelFailed("it failed (error id 12ab)", status=500, code="model_failed")
 
 
-def seen(*pieces: object) -> PiecesSeen:
-    """Read an answer by a clock that goes on by a second whenever it is looked at."""
+def read_with_clock(*pieces: object) -> PiecesSeen:
+    """Read an answer by a clock that advances by a second at each reading."""
 
     def answer() -> Iterator[object]:
         for piece in pieces:
@@ -113,20 +113,20 @@ def seen(*pieces: object) -> PiecesSeen:
 
 
 def test_the_first_piece_and_the_end_are_timed() -> None:
-    """From the request, which is sent when the first piece is asked for; a piece may be anything."""
-    assert seen(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
+    """Times count from the request, which is sent when the first piece is read; a piece may be any bytes."""
+    assert read_with_clock(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
 
 
 def test_error_behind_pieces_fails_the_request() -> None:
     """The first piece was there all the same; ids are left out, or each failure would be one of its own kind."""
-    assert seen(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
+    assert read_with_clock(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
 
 
 def test_an_error_in_the_place_of_pieces_has_no_first_one() -> None:
-    """Its class is told."""
-    assert seen(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
+    """It has its class instead."""
+    assert read_with_clock(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
 
 
 def test_an_answer_without_pieces_is_not_right() -> None:
     """A script that yields nothing is measured by nobody."""
-    assert seen() == PiecesSeen(0, None, 1, "no pieces")
+    assert read_with_clock() == PiecesSeen(0, None, 1, "no pieces")

@@ -94,7 +94,7 @@ class Surroundings:
 
 
 class Callers:
-    """All callers, in a thread with a loop of its own; leaving its context lets them finish what they have asked."""
+    """All callers, in a thread with a loop of its own; leaving its context waits for their requests in flight."""
 
     def __init__(self, ledger: Ledger, around: Surroundings, seed: int) -> None:
         self._ledger, self._around, self._seed = ledger, around, seed
@@ -226,7 +226,7 @@ class Callers:
 
 
 def _judge_error(error: grpc.aio.AioRpcError) -> tuple[Verdict, str]:
-    """Judge a call that has failed: what the server has said itself has Stoker's code in the trailing metadata."""
+    """Judge a call that has failed: the server's own errors have Stoker's code in the trailing metadata."""
     trailing: dict[str, Any] = dict(error.trailing_metadata() or ())
     code = trailing.get("error-code")
     status = error.code()
@@ -250,7 +250,7 @@ class PoliteConnection(AsyncConnection):
 
     @property
     def ended(self) -> bool:
-        """Whether the server has ended it: what the kernel knows, which the loop may not have heard yet."""
+        """Whether the server has ended it, by the kernel's state, which the loop may not have read yet."""
         if self._reader.at_eof() or self._reader.exception() is not None or self._writer.is_closing():
             return True
         poll = select.poll()
@@ -258,6 +258,6 @@ class PoliteConnection(AsyncConnection):
         return bool(poll.poll(0))
 
     async def exchange(self, message: bytes) -> Answer:
-        """Ask and wait; an answer that comes beside the one that was asked for fails the next request."""
+        """Send a request and wait for its answer; a further answer fails the next request."""
         assert not self._buffer, f"more came than was asked for: {self._buffer[:100]!r}"
         return await self.ask(message)

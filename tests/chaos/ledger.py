@@ -54,7 +54,7 @@ class Outcome:
     first: bool = False
 
 
-def _anybody(_: Outcome) -> bool:
+def _fits_any(_: Outcome) -> bool:
     return True
 
 
@@ -73,7 +73,7 @@ class Allowance:
 
     action: str
     verdict: Verdict
-    fits: Callable[[Outcome], bool] = _anybody
+    fits: Callable[[Outcome], bool] = _fits_any
     most: float = math.inf
     from_s: float = field(default_factory=time.monotonic)
     until_s: float = math.inf
@@ -134,12 +134,12 @@ class Ledger:
         return allowance
 
     def end_allowances(self, at_s: float) -> None:
-        """Let what is still allowed end then."""
+        """Let all open allowances end then."""
         for allowance in self._allowances:
             allowance.until_s = min(allowance.until_s, at_s)
 
     def broken(self) -> list[Outcome]:
-        """Judge what was not right since the last time; returns what no allowance covers."""
+        """Judge the outcomes since the last call that were not right; returns those that no allowance covers."""
         unjudged, self._unjudged = self._unjudged, []
         return [outcome for outcome in unjudged if not self._allowed(outcome)]
 

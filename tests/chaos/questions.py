@@ -199,7 +199,7 @@ HTTP_PROTOCOLS: Final[dict[str, Callable[[int, Random, Collection[int]], Questio
 
 
 def judge_http(question: Question, answer: Answer) -> tuple[Verdict, str]:
-    """Judge an answer over HTTP: the verdict, and the code or what is wrong."""
+    """Judge an answer over HTTP: the verdict, and the code or the fault."""
     if answer.status == 200:
         wrong = question.wrong(answer)
         return (Verdict.WRONG, wrong) if wrong else (Verdict.RIGHT, "")

@@ -1,4 +1,4 @@
-"""Callers with bad manners: what each of them does, and what it has to get for it."""
+"""Callers with bad manners: their acts, and the answers that they have to get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _half_a_head(connection: Connection) -> None:
     connection.send(_GOOD[:40])
 
 
-def _nothing(_: Connection) -> None:
+def _send_nothing(_: Connection) -> None:
     return
 
 
@@ -38,7 +38,7 @@ def _reset_behind_a_request(connection: Connection) -> None:
     connection.socket.close()
 
 
-def _answers_that_nobody_reads(connection: Connection) -> None:
+def _leave_answers_unread(connection: Connection) -> None:
     rows = rows_body(*([1, 2, 3, 4] for _ in range(2000)))
     connection.socket.settimeout(0.2)
     with contextlib.suppress(TimeoutError):
@@ -64,9 +64,9 @@ def _refused(statuses: set[int], *messages: bytes) -> Callable[[Connection], Non
 MANNERS: Final[dict[str, Callable[[Connection], None]]] = {
     "half a body": _half_a_body,
     "half a head": _half_a_head,
-    "nothing": _nothing,
+    "nothing": _send_nothing,
     "reset": _reset_behind_a_request,
-    "unread answers": _answers_that_nobody_reads,
+    "unread answers": _leave_answers_unread,
     "garbage": _refused({400}, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
     "wrong keys": _refused(
         {401}, *(scoring(_PATH, f"no-key-{n}", rows_body([1, 2, 3, 4])) for n in range(20))

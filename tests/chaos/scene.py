@@ -96,7 +96,7 @@ class Scene:
         self._errands.append((thread, failures))
 
     def end_errands(self) -> None:
-        """Wait for all that was begun; raises what has failed."""
+        """Wait for all errands; raises their failures."""
         for thread, failures in self._errands:
             thread.join(2 * RECOVERY_S)
             assert not thread.is_alive(), f"{thread.name} does not end"

@@ -1,4 +1,4 @@
-"""The ledger and the judges: what cannot be told apart here would not be seen in a run."""
+"""The ledger and the judges: a fault that they miss here would be missed in a run."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """A monotonic clock that begins now and then stands.
+    """A clock that begins at the present monotonic time and stands still.
 
     Attributes:
         now_s: What it says.

@@ -71,7 +71,7 @@ class ControlPlane:
         return answer.json()
 
     def eventually(self, path: str, holds: Any, within_s: float = _SEEN_WITHIN_S) -> Any:
-        """Look at a path until what is there is right, and return that; it is None while there is nothing."""
+        """Read the object at a path, None while there is none, until `holds` of it is true; returns it."""
         deadline_s = time.monotonic() + within_s
         while not holds(found := self.get(path)):
             assert time.monotonic() < deadline_s, f"{path} after {within_s:g} s: {found}"

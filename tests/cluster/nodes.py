@@ -165,7 +165,7 @@ class Nodes:
                     return
 
     def _see(self, pod: dict[str, Any]) -> None:
-        """Do what is due of a pod: once that it starts, once that it ends. Other nodes may be real ones."""
+        """Schedule a pod's start once, and its end once. Other nodes may be real ones."""
         if pod["spec"]["nodeName"] not in self._names:
             return
         uid, behaviour = pod["metadata"]["uid"], self._behaviour(pod)

@@ -43,10 +43,10 @@ def versions(cluster: Cluster, namespace: str) -> dict[str, str]:
     }
 
 
-def test_all_objects_are_taken_without_a_warning_and_the_second_time_nothing_changes(
+def test_apply_gives_no_warning_and_changes_nothing_the_second_time(
     cluster: Cluster, namespace: str, warnings: list[str]
 ) -> None:
-    """Defaults that the API server fills in, and its checks, find nothing to say; what is there already stays."""
+    """The API server's defaults and checks give no warning; present objects stay."""
     plan = digits(
         namespace, replicas=2, cpu_cores=2, memory_gb=4, cpu_cores_limit=4, grpc=True, tags={"team": "a"}
     )

@@ -1,4 +1,4 @@
-"""`stoker autoscale` and an HPA against a real control plane; what pods say of their load is said by the test."""
+"""`stoker autoscale` and an HPA against a real control plane; the test sets the loads of pods."""
 
 from __future__ import annotations
 
@@ -192,14 +192,14 @@ def test_lost_api_server_keeps_the_number_of_pods(cluster: Cluster, namespace: s
     deployment = ClusterDeployment(cluster, "digits", namespace)
     looked = deployment.read_state
 
-    def gone() -> Any:
+    def lose_api_server() -> Any:
         raise ClusterError("the cluster cannot be asked")
 
     pods = Shared()
     own = Autoscaler("digits", deployment, pods)
     asyncio.run(own.step())
     pods.load = 14.0
-    deployment.read_state = gone  # type: ignore[method-assign]
+    deployment.read_state = lose_api_server  # type: ignore[method-assign]
     asyncio.run(own.step())
     assert looked().replicas == 1
 

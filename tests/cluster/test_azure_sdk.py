@@ -177,7 +177,7 @@ def test_contradictions_are_refused_before_requests_to_the_cluster(
     assert versions(cluster, namespace) == {}
 
 
-def test_a_service_without_a_gpu_fails_with_the_sentence_of_the_scheduler(
+def test_service_without_a_gpu_fails_with_the_schedulers_reason(
     folder: Path, control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`error` has Azure's code, and the service that holds the GPUs is untouched."""
@@ -237,7 +237,7 @@ def test_a_service_is_found_again_changed_and_deleted(
     assert deployment(control_plane, namespace) is None
 
 
-def test_the_address_of_a_service_is_that_of_its_nodes_or_a_port_of_this_process(
+def test_address_of_a_service_is_a_nodes_or_a_local_port(
     folder: Path, control_plane: ControlPlane, namespace: str, echo: Behaviour
 ) -> None:
     """With a NodePort callers reach it at a node; with none at a port that leads by the API server to the pods."""
@@ -259,7 +259,7 @@ def test_a_cluster_that_is_attached_is_bound_to_its_context(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By its name, or by its id on Azure; what its pods run has to be said, and a context has to be there."""
+    """It is found by name, or by its id on Azure; its pods' image has to be given, and the context has to exist."""
     ws = Workspace.from_config()
     resource = "/subscriptions/s/resourceGroups/r/providers/Microsoft.ContainerService/managedClusters/test"
     for number, where in enumerate(

@@ -1,4 +1,4 @@
-"""`stoker kubernetes` against a real API server: what is printed, and the exit codes."""
+"""`stoker kubernetes` against a real API server: output and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(namespace: str) -> list[str]:
 def test_a_service_is_applied_looked_after_and_deleted(
     plan: list[str], namespace: str, control_plane: ControlPlane, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From nothing to a service that can score, its logs, and nothing again; each step says what it did."""
+    """Each step prints its effect: from nothing to a service that can score, its logs, and nothing again."""
     control_plane.nodes.behaviours["stoker:1"] = Behaviour(log="one\ntwo\n")
     place = ["--namespace", namespace]
     assert main(["kubernetes", "diff", *plan]) == 1

@@ -29,7 +29,7 @@ def deployment(replicas: int, image: str = "image:1", **security: Any) -> dict[s
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}
 
 
-def test_it_is_the_release_that_the_module_names(control_plane: ControlPlane) -> None:
+def test_release_is_the_modules(control_plane: ControlPlane) -> None:
     """The API server is of the version that its binaries were built from."""
     assert control_plane.get("/version")["gitVersion"] == f"v{tools.kubernetes_version()}"
 

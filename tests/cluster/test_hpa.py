@@ -147,7 +147,7 @@ def require_definition(wanted: Definition) -> dict[str, Any]:
 def test_a_scaled_object_is_taken_by_kedas_own_definition(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, warnings: list[str]
 ) -> None:
-    """As it is rendered, without a warning of a field that KEDA does not know; what it does know is checked."""
+    """The rendered object gives no warning of an unknown field, and known fields are valid."""
     with installed(control_plane, require_definition(SCALED_OBJECTS)):
         changes = {str(change) for change in apply(cluster, digits(namespace, autoscaler="keda"))}
         assert "created ScaledObject digits" in changes

@@ -20,7 +20,7 @@ OF_OTHERS = {"Deployment/digits spec.replicas": None}
 
 
 def live(cluster: Cluster, namespace: str) -> Iterator[dict[str, Any]]:
-    """The objects of the service as the API server has them, without what the cluster says of them."""
+    """The objects of the service as the API server has them, without their statuses."""
     for kind in [*KINDS, ("v1", "Secret")]:
         if not cluster.knows(*kind):
             continue

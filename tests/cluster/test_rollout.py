@@ -34,7 +34,7 @@ def test_eight_pods_on_eight_gpus_are_replaced_one_by_one(
     assert (min(counts), max(counts)) == (7, 8)
 
 
-def test_a_new_model_that_does_not_start_takes_one_pod_and_the_others_go_on(
+def test_new_model_that_does_not_start_costs_one_pod(
     cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
     """The rollout stops at the first pod; the plan of before, applied again, mends it."""

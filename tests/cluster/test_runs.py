@@ -91,7 +91,7 @@ def test_state_from_before_a_job_is_not_used_after_its_creation(
     (engine.worker_folder(job) / "next").touch()
     assert engine.observe(job).presence is Presence.ABSENT
     engine.start(job)
-    bench.says(job, "begun")
+    bench.wait_for_output(job, "begun")
     (job.place / "agent.json").unlink()
     assert engine.observe(job).presence is Presence.PENDING
     engine.stop(job, 0.0, "canceled")
@@ -104,8 +104,8 @@ def test_killed_pod_ends_its_run_with_the_reason(
 ) -> None:
     """The reason is the cluster's, and no process of the script is left."""
     job = bench.job("import os\nprint(os.getpid(), flush=True)\n" + WAITS, tmp_path)
-    bench.started(job)
-    bench.says(job, "begun")
+    bench.start(job)
+    bench.wait_for_output(job, "begun")
     (pod,) = pods_of(kubernetes)
     kubernetes.nodes.kill("default", pod["metadata"]["name"])
     # One engine, which measures how long nothing was heard.
@@ -126,11 +126,11 @@ def test_killed_pod_ends_its_run_with_the_reason(
 def test_run_that_waits_for_a_node_has_the_scheduler_s_reason(bench: Bench, tmp_path: Path) -> None:
     """A waiting run shows the scheduler's reason, and cancelling it leaves no Job."""
     job = bench.job(WAITS, tmp_path, gpus=9)
-    bench.started(job)
-    seen = bench.until(job, lambda state: "Insufficient nvidia.com/gpu" in state.reason)
+    bench.start(job)
+    seen = bench.wait_until(job, lambda state: "Insufficient nvidia.com/gpu" in state.reason)
     assert seen.presence is Presence.PENDING
     bench.engine.stop(job, 1.0, "canceled")
-    seen = bench.until(job, lambda state: state.presence is Presence.GONE)
+    seen = bench.wait_until(job, lambda state: state.presence is Presence.GONE)
     assert seen.reason == "canceled"
     bench.engine.clean(job)
 
@@ -138,21 +138,21 @@ def test_run_that_waits_for_a_node_has_the_scheduler_s_reason(bench: Bench, tmp_
 def test_nodes_of_a_run_are_different_ones(bench: Bench, kubernetes: ControlPlane, tmp_path: Path) -> None:
     """And the scheduler's view of a run is deleted with the attempt."""
     job = bench.job(WAITS, tmp_path, nodes=3)
-    bench.started(job)
-    bench.says(job, "begun")
+    bench.start(job)
+    bench.wait_for_output(job, "begun")
     nodes = [
         pod["spec"]["nodeName"] for pod in pods_of(kubernetes) if not pod["metadata"].get("deletionTimestamp")
     ]
     assert len(nodes) == len(set(nodes)) == 3
     bench.engine.stop(job, 1.0, "canceled")
-    assert bench.ended(job).exit["reason"] == "canceled"
+    assert bench.finish(job).exit["reason"] == "canceled"
     no_jobs(kubernetes)
 
 
 def test_pods_that_cannot_begin_say_why(
     make_bench: MakeBench, kubernetes: ControlPlane, tmp_path: Path
 ) -> None:
-    """The last line of the pod's log, and what the target's file has to name."""
+    """The error has the last line of the pod's log, and the setting that the target's file lacks."""
     engine = make_bench(python="/bin/false").engine
     with pytest.raises(
         EngineFailure, match=r"could not begin with .*: the pod ended with status 1; the claim"
@@ -163,7 +163,7 @@ def test_pods_that_cannot_begin_say_why(
     job = broken.job(WAITS, tmp_path)
     broken.engine.prepare(job, lambda _: None)
     broken.engine.start(job)
-    broken.until(job, lambda state: state.presence is Presence.ABSENT)
+    broken.wait_until(job, lambda state: state.presence is Presence.ABSENT)
     with pytest.raises(EngineFailure, match=r"could not begin"):
         broken.engine.start(job)
     broken.engine.clean(job)
@@ -176,7 +176,7 @@ def test_a_workspace_of_a_user_satisfies_the_restricted_profile(
     bench = make_bench(namespace=namespace)
     os.chown(bench.workspace.root, 10001, 10001)
     job: Job = bench.job(WAITS, tmp_path)
-    bench.started(job)
+    bench.start(job)
     kubernetes.eventually(
         f"/api/v1/namespaces/{namespace}/pods",
         lambda found: [pod["spec"]["securityContext"]["runAsUser"] for pod in found["items"]] == [10001],

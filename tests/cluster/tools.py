@@ -49,7 +49,7 @@ def missing(wanted: Sequence[str] = NAMES) -> list[str]:
 
 
 def build(wanted: Sequence[str] = NAMES) -> str | None:
-    """Build what is missing; returns why that could not be done, None if all are there."""
+    """Build the missing binaries; returns why that is not possible, None if all are there."""
     names = missing(wanted)
     if not names:
         return None
@@ -84,7 +84,7 @@ def build(wanted: Sequence[str] = NAMES) -> str | None:
 
 
 def main() -> int:
-    """Build what is missing. That it cannot be done is no failure: the tests say so and are skipped."""
+    """Build the missing binaries. If that is not possible, the tests are skipped with the reason."""
     node = sys.argv[1:] == ["node"]
     reason = build(OF_A_NODE if node else NAMES)
     print(reason or f"the binaries of the {'node' if node else 'control plane'} are in {folder()}")

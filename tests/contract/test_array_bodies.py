@@ -61,7 +61,7 @@ def test_an_array_is_answered_with_one(protocol_server: LiveServer, accept: str)
 
 
 def test_models_of_free_sizes_take_arrays(protocol_server: LiveServer) -> None:
-    """Tokens of any length, strings, and what has no batch axis."""
+    """The models take tokens of any length, strings, and inputs without a batch axis."""
     tokens = np.array([[1, 2, 3]])
     answer = score(protocol_server, "padded", npy(tokens), NPY, WANTS_NPY)
     assert np.load(io.BytesIO(answer.body)).tolist() == [3]

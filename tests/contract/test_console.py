@@ -1,4 +1,4 @@
-"""The console over HTTP: a page that anybody may load, and figures for those with a key."""
+"""The console over HTTP: a page that loads without a key, and figures for callers with one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nothing_else_is_a_file_of_it(server: InProcessServer, name: str) -> Non
 
 @pytest.mark.parametrize("path", FIGURES)
 def test_figures_need_a_key(server: InProcessServer, path: str) -> None:
-    """That of a service does; without one nothing is said."""
+    """A key of a service is enough; without one there are none."""
     with server.connect() as connection:
         refused = connection.ask(request("GET", path))
     assert (refused.status, json.loads(refused.body)["code"]) == (401, "unauthorized")
@@ -133,7 +133,7 @@ def test_probes_get_the_word_that_they_have_always_got(
 
 
 def test_a_token_is_exchanged_for_the_keys(server: InProcessServer) -> None:
-    """The supervisor says which; what it refuses is refused."""
+    """The supervisor names them; its refusal becomes the answer."""
     supervisor = PuppetSupervisor(server.gateway, AdminAccess(), ({"name": "model", "key": KEY},))
     exchange = request("POST", "/console/sign-in", [bearer("once")])
     with server.connect() as connection:

@@ -127,7 +127,7 @@ def test_one_origin_alone_does_not_vary() -> None:
 
 
 def test_browsers_ask_before_they_send(server: InProcessServer) -> None:
-    """200, empty: two methods, and the headers that were asked for; no key is needed."""
+    """The answer is 200, empty, with two methods and the requested headers; it needs no key."""
     answer = _preflight(
         server, LISTED[1], ("Access-Control-Request-Headers", "authorization,content-type, x-a")
     )
@@ -201,7 +201,7 @@ def test_a_server_without_origins_sends_no_cors_headers() -> None:
 
 
 def test_pages_read_refusals_too() -> None:
-    """A missing key is told to the page, and its question needs none."""
+    """A page can read the 401 of a missing key, and its preflight needs none."""
     with InProcessServer(script(echo), cors=LISTED, key=KEY) as server, server.connect() as connection:
         origin = ("Origin", LISTED[0])
         preflight = request("OPTIONS", "/score", [origin, ("Access-Control-Request-Method", "POST")])

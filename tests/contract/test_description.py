@@ -1,4 +1,4 @@
-"""Descriptions of services (CONTRACT A.3): versions, names, paths, what the user has written himself."""
+"""Descriptions of services (CONTRACT A.3): versions, names, paths, and texts of the user."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_description_by_the_user_wins_for_its_version() -> None:
 
 
 def test_a_service_describes_the_paths_that_lead_to_it() -> None:
-    """Under its own path, whatever the prefix of the only service is; the operator's sentence is there."""
+    """It has its own path, with any prefix of the only service; the operator's sentence is there."""
     with InProcessServer({"a": script(echo), "b": script(echo)}, naming=NAMING) as server:
         server.gateway.directory.services["b"].facts = ServiceFacts("b", description="Tells what it is told.")
         described = server.ask("GET", "/api/v1/service/b/swagger.json").json()

@@ -83,7 +83,7 @@ def test_a_script_sees_the_headers_of_the_plain_body(text: InProcessServer) -> N
     "encoding", ["br", "zstd", "compress", "gzip, deflate", "gzip, identity", "nonsense"]
 )
 def test_other_encodings_are_refused(text: InProcessServer, encoding: str) -> None:
-    """415, with what is read instead; also for one encoding around another."""
+    """The answer is 415 with the supported ones; the same holds for one encoding around another."""
     answer = text.ask("POST", "/score", [("Content-Encoding", encoding)], b"body")
 
     assert (answer.status, answer.json()["code"]) == (415, "unsupported_encoding")

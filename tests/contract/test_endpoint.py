@@ -90,7 +90,7 @@ def test_strangers_take_no_turn(both: InProcessServer) -> None:
 
 
 def test_each_has_its_own_path(both: InProcessServer) -> None:
-    """A deployment is a service of its name, whatever its share."""
+    """A deployment is a service of its name, with any share."""
     assert deployment_of(both.ask("POST", "/api/v1/service/green/score", body=b"x")) == "green"
 
 

@@ -128,7 +128,7 @@ class _ByStoker:
 
 
 def test_the_package_itself_runs_on_the_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Magika's own code, with its model in Stoker, says of contents what it says with the model in its process."""
+    """Magika's own code gives the same results with its model in Stoker and in its process."""
     contents = [
         b'import os\n\n\ndef main():\n    print("hello", os.getcwd())\n\n\nmain()\n' * 5,
         b"<!DOCTYPE html><html><head><title>x</title></head><body><p>words</p></body></html>\n" * 5,
@@ -199,7 +199,7 @@ def test_sizes_that_a_model_does_not_take_are_the_callers_fault(server: LiveServ
     assert len(likely) == 16
 
 
-def heard_alone(seed: int) -> list[float]:
+def speech_by_onnx_runtime(seed: int) -> list[float]:
     """How likely each chunk of a sound is speech, by ONNX Runtime alone."""
     direct = session(SILERO)
     names = ["output", "stateN"]
@@ -257,11 +257,11 @@ def test_sequences_of_the_voice_detector_have_their_state_on_the_server(server: 
     listeners = [lambda seed: heard_over_http(server, seed), heard_over_grpc, heard_on_a_stream] * 2
     with ThreadPoolExecutor(6) as pool:
         heard = list(pool.map(lambda listener, seed: listener(seed), listeners, range(6)))
-    assert heard == [heard_alone(seed) for seed in range(6)]
+    assert heard == [speech_by_onnx_runtime(seed) for seed in range(6)]
 
 
 def test_the_state_of_a_sequence_is_nothing_that_callers_see(server: LiveServer) -> None:
-    """Neither among its tensors nor in its answers; its configuration says what it is, as Triton's would."""
+    """It is neither among the tensors nor in the answers; the configuration describes it, as Triton's would."""
     with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         metadata = client.get_model_metadata("vad", headers=dict(KEY))
         config = client.get_model_config("vad", headers=dict(KEY))
@@ -283,7 +283,7 @@ def test_the_state_of_a_sequence_is_nothing_that_callers_see(server: LiveServer)
 
 
 def test_a_sequence_goes_through_the_scoring_uri_too(server: LiveServer) -> None:
-    """A header names it; requests without one, and such as begin no sequence, are told how to."""
+    """A header names it; the error of requests without one, or of an unknown sequence, says how to set it."""
 
     def score(chunk: np.ndarray, sequence: str | None) -> Any:
         headers = [] if sequence is None else [("Stoker-Sequence", sequence)]
@@ -294,7 +294,7 @@ def test_a_sequence_goes_through_the_scoring_uri_too(server: LiveServer) -> None
     heard = [
         score(chunk, flags) for chunk, flags in zip(sent, ("mine; start", "mine", "mine; end"), strict=True)
     ]
-    assert [likely for ((likely,),) in heard] == pytest.approx(heard_alone(9)[:3], rel=1e-6)
+    assert [likely for ((likely,),) in heard] == pytest.approx(speech_by_onnx_runtime(9)[:3], rel=1e-6)
     assert score(sent[0], None)["code"] == "sequence_required"
     assert score(sent[0], "mine")["code"] == "unknown_sequence"
     assert score(np.concatenate(sent[:2]), "mine; start")["code"] == "invalid_input"
@@ -302,7 +302,7 @@ def test_a_sequence_goes_through_the_scoring_uri_too(server: LiveServer) -> None
 
 
 def test_the_python_client_sends_sequences(server: LiveServer) -> None:
-    """As binary tensors and as JSON, in one sequence: what it goes on from is the same."""
+    """They go as binary tensors and as JSON, in one sequence, from the same state."""
     sent = chunks(8)[:4]
     with Client(f"http://127.0.0.1:{server.port}{PATH}", key=PRIMARY) as client:
         first = client.infer({"input": sent[0]}, sequence_id="8", sequence_start=True)["output"][0, 0]
@@ -310,4 +310,4 @@ def test_the_python_client_sends_sequences(server: LiveServer) -> None:
         heard.append(client.infer({"input": sent[3]}, sequence_id="8", sequence_end=True)["output"][0, 0])
         with pytest.raises(UnknownSequence):
             client.score(sent[0], sequence_id="8")
-    assert heard == pytest.approx(heard_alone(8)[:4], rel=1e-6)
+    assert heard == pytest.approx(speech_by_onnx_runtime(8)[:4], rel=1e-6)

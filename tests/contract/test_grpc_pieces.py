@@ -238,7 +238,7 @@ def test_failure_after_pieces_is_an_error_in_the_stream(
 def test_an_error_text_of_a_script_is_cut_to_its_room(
     client: triton.InferenceServerClient,
 ) -> None:
-    """Its text, whatever bytes it has, and wherever it is cut."""
+    """This holds for any bytes of the text, cut at any place."""
     with Received(client) as received:
         client.async_stream_infer("refusing", body_input(pieces=1))
         with pytest.raises(InferenceServerException) as error:

@@ -20,7 +20,7 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a
 
 
 def obey(raw_data: str) -> Any:
-    """Do what the body says, a text in JSON."""
+    """Follow the commands of the body, a text in JSON."""
     command = json.loads(raw_data)
     match command.split():
         case ["raise"]:
@@ -39,7 +39,7 @@ def obey(raw_data: str) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[InProcessServer]:
-    """A script that does what it is told."""
+    """A script that follows the commands of its requests."""
     with InProcessServer(script(obey)) as running:
         yield running
 
@@ -223,10 +223,10 @@ def test_answers_need_not_name_the_server() -> None:
 
 @pytest.mark.parametrize("accept", ["*/*", "text/plain", "application/xml", ""])
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/octet-stream", None])
-def test_neither_accept_nor_the_content_type_matters_to_a_script_that_takes_text(
+def test_accept_and_content_type_do_not_matter_to_a_script_of_texts(
     server: InProcessServer, accept: str, content_type: str | None
 ) -> None:
-    """The body is text whatever it is called, and the answer is JSON whatever was asked for."""
+    """The body is a text with any content type, and the answer is JSON with any Accept."""
     headers = [("Accept", accept), *([("Content-Type", content_type)] if content_type else [])]
     answer = server.by_both_doors(b'"fine"', [*headers, bearer("anything")])
 

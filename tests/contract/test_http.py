@@ -174,7 +174,7 @@ def test_bytes_behind_a_short_length_are_no_request(server: InProcessServer) -> 
 
 
 @pytest.mark.parametrize("line", [b"BOGUS /score HTTP/1.1", b"FETCH http://x/score HTTP/1.0"])
-def test_methods_that_nobody_has_heard_of(server: InProcessServer, line: bytes) -> None:
+def test_unknown_methods_are_refused(server: InProcessServer, line: bytes) -> None:
     """405 as for those that are known; the connection ends, because its parser has."""
     answer = _ask(server, line + b"\r\nHost: x\r\n\r\n", ends=True)
 
@@ -186,7 +186,7 @@ def test_methods_that_nobody_has_heard_of(server: InProcessServer, line: bytes) 
 
 
 def test_errors_of_the_parser_have_the_shape_of_all_errors(server: InProcessServer) -> None:
-    """JSON with message and code, and nobody's `run` has failed."""
+    """They are JSON with message and code, and are not blamed on the script's `run`."""
     answer = _ask(server, b"not http at all\r\n\r\n", ends=True)
 
     assert answer.error_code() == "malformed_body"

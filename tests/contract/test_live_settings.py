@@ -33,7 +33,7 @@ TOLD_LOGS = {
 
 
 def reply(ask: Ask) -> Entries:
-    """The settings that are asked for."""
+    """The requested settings."""
     return (TRACED if isinstance(ask, AskTraces) else LOGGED,)
 
 
@@ -153,7 +153,7 @@ def test_impossible_setting_is_refused(
 
 @pytest.mark.parametrize("path", ["/trace/setting", "/models/model/trace/setting", "/logging"])
 def test_changing_takes_the_admin_key(scene: Scene, path: str) -> None:
-    """Another key is refused, with what is needed; a method that neither reads nor changes is not known."""
+    """The refusal of another key names it; methods that neither read nor change are unknown."""
     content = {"log_info": True} if path == "/logging" else {"trace_rate": "1"}
     answer = scene.post(path, content, "another-key-of-the-tests-0001")
     assert answer.status == 401

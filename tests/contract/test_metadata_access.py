@@ -158,7 +158,7 @@ def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
         assert {one["name"] for one in describe_models(running.gateway, caller)} == {"shop-eu", "shop-us"}
 
 
-def test_a_wrong_name_tells_nobody_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_wrong_name_lists_no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of services and deployments are metadata, and a request for another one has shown no key."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
     endpoint = Endpoint("endpoint", {"blue": 0, "green": 0})

@@ -93,7 +93,7 @@ def test_other_routes_tell_their_methods(string: InProcessServer, path: str) -> 
 @pytest.mark.parametrize("path", ["/score/", "/pre/score", "/scores", "/nothing", "/Score"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_other_paths_are_not_found(string: InProcessServer, path: str, method: str) -> None:
-    """404 in Azure's words, with ids, whatever the method."""
+    """The answer is 404 in Azure's words, with ids, for any method."""
     answer = string.ask(method, path, body=b"{}")
 
     assert (answer.status, answer.json()) == (404, {"message": NOT_FOUND, "code": "not_found"})
@@ -193,7 +193,7 @@ def test_get_without_a_query_gives_a_script_an_empty_object(string: InProcessSer
 
 
 def test_get_scores_rows(rows: InProcessServer) -> None:
-    """A model without a script is asked by query too."""
+    """A model without a script takes rows in a query too."""
     answer = rows.ask("GET", "/score?data=[[1,2],[3,4.5]]")
 
     assert (answer.status, answer.json()) == (200, [[2, 4], [6, 9]])

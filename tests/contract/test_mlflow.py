@@ -87,7 +87,7 @@ def test_refusals(server: InProcessServer, body: Any, status: int, message: str)
 
 
 def test_csv_is_for_tables(server: InProcessServer) -> None:
-    """A script gets CSV as its text; a model of arrays says what it takes."""
+    """A script gets CSV as its text; the error of a model of arrays names its input."""
     assert invoke(server, b"a,b\n1,2\n", "prices", "text/csv") == (200, {"predictions": "a,b\n1,2\n"})
     assert invoke(server, b"a,b\n1,2\n", "doubler", "text/csv")[0] == 415
 

@@ -1,4 +1,4 @@
-"""A Predictor gives what the server gives, bit for bit, for models of every kind and without an HTTP request."""
+"""A Predictor gives the server's answers, bit for bit, for models of every kind and without an HTTP request."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_deep_nesting_is_refused_at_once(protocol_server: LiveServer) -> None:
 
 
 def test_tensors_that_the_model_cannot_take_are_the_callers_fault(protocol_server: LiveServer) -> None:
-    """Sizes that the model leaves open, but not altogether: ONNX Runtime's reason is told."""
+    """Sizes may be partly open; the error has ONNX Runtime's reason."""
     refused(infer(protocol_server, "sequence", tensor("tokens", "INT64", [], [1, 0])), "out of data bounds")
 
 

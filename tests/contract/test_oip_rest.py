@@ -26,7 +26,7 @@ def test_health_is_json(protocol_server: LiveServer) -> None:
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])
 def test_the_server_tells_its_extensions(protocol_server: LiveServer, path: str) -> None:
-    """Only what is spoken is listed."""
+    """Only supported ones are listed."""
     described = ask(protocol_server, "GET", path).json()
     assert described["name"] == "stoker"
     assert set(described["extensions"]) == {
@@ -169,7 +169,7 @@ def test_path_of_an_unsupported_extension_gets_501(
     ],
 )
 def test_generate_is_for_scripts_that_yield(protocol_server: LiveServer, path: str, way: str) -> None:
-    """For others 501 names the way, and nobody is told who has no key."""
+    """For others 501 names the alternative, and callers without a key learn nothing."""
     answer = ask(protocol_server, "POST", path, b"{}")
     assert (answer.status, way in answer.json()["error"]) == (501, True)
     assert ask(protocol_server, "POST", path, b"{}", key=None).status == 401

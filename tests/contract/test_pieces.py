@@ -100,7 +100,7 @@ def test_an_asynchronous_generator_is_sent_too() -> None:
         assert running.ask(headers=[LIST], body=b"3").json() == [0, 1, 2]
 
 
-def test_each_piece_is_sent_when_it_is_there(server: InProcessServer) -> None:
+def test_each_piece_is_sent_at_once(server: InProcessServer) -> None:
     """The caller has the first before the second is made."""
     with server.connect() as connection:
         connection.send(request("POST", "/score", (), body(pieces=2, waits=True)))
@@ -152,7 +152,7 @@ def test_the_generator_is_closed_when_its_caller_goes(server: InProcessServer) -
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own loop", "shared loop"])
-def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_goes(
+def test_asynchronous_generator_is_cancelled_at_its_await_when_its_caller_goes(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though there is never a further piece; the next request finds the script free."""
@@ -229,9 +229,7 @@ def test_run_waits_for_a_caller_that_does_not_read(server: InProcessServer) -> N
     assert STEPS.closed.wait(PATIENCE_S)
 
 
-def test_our_client_has_each_piece_when_it_is_there(
-    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_gets_each_piece_at_once(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first before the second is made; when it is closed early, so is the generator."""
     monkeypatch.delenv("STOKER_KEY", raising=False)
     STEPS.closed.clear()
@@ -269,7 +267,7 @@ NAMES = {"model_name": "model", "model_version": "1"}
     "path", ["/v2/models/model/generate_stream", "/v2/models/model/versions/1/generate_stream"]
 )
 def test_pieces_are_events_of_triton_s_generate_extension(server: InProcessServer, path: str) -> None:
-    """With the model's name beside what the piece has, and an error as Triton writes it."""
+    """They have the model's name beside the piece's members, and errors as Triton writes them."""
     answer = server.ask("POST", path, (), body(pieces=2, fails=True))
     assert (answer.status, answer.header("content-type")) == (200, "text/event-stream")
     *events, error, rest = answer.body.decode().split("\n\n")
@@ -281,7 +279,7 @@ def test_pieces_are_events_of_triton_s_generate_extension(server: InProcessServe
 
 
 def test_generate_answers_with_the_only_piece(server: InProcessServer) -> None:
-    """As JSON; where there is another number of pieces, the caller is told to stream."""
+    """It is JSON; the error for another number of pieces says to stream."""
     answer = server.ask("POST", GENERATE, (), body(pieces=1))
     assert (answer.status, answer.json()) == (200, NAMES | pieces(1)[0])
     for number in (0, 2):

@@ -113,7 +113,7 @@ def test_a_pipeline_is_described_as_an_ensemble(server: InProcessServer) -> None
 
 
 def test_sizes_that_models_leave_free_flow_through(server: InProcessServer) -> None:
-    """A model of free sizes takes rows, and rows take what it gives where that fits."""
+    """A model of free sizes takes rows, and a model of rows takes its outputs where they fit."""
     assert infer(server, "words", "pair", [[1, 0], [5, 0]]).json()["outputs"][0]["data"] == [0, 2, 0, 2]
     wrong = infer(server, "words", "pair", [[2, 0]])
     assert wrong.status == 400

@@ -122,7 +122,7 @@ def test_more_rows_than_are_ever_taken_are_too_large(limited: Limited, door: str
 
 @pytest.mark.parametrize("door", DOORS)
 def test_answer_to_an_unlimited_caller_has_no_limit_headers(limited: Limited, door: str) -> None:
-    """Callers without a limit see no limits, whatever others have used."""
+    """Callers without a limit see no limits, with any usage of others."""
     limited.spend()
     answer = limited.ask("/score", ONE_ROW, door, limited.free_key)
     assert answer.status == 200
@@ -154,7 +154,7 @@ def test_limits_change_with_the_next_request(limited: Limited) -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: str, door: str) -> None:
-    """Callers without a limit see what is left of the group's. For the others both limits hold."""
+    """Callers without a limit see the rest of the group's. For the others both limits hold."""
     service, (path, body) = limited.server.service, FORMS[form]
     limited.spend(0)
     assert service.limits.quotas is not None

@@ -130,7 +130,7 @@ def test_a_script_sees_the_request(server: InProcessServer) -> None:
 
 
 def test_a_compressed_body_is_the_scripts_to_read(server: InProcessServer) -> None:
-    """It gets what was sent, with its encoding: such a script may inflate it itself."""
+    """It gets the sent bytes with their encoding, and may inflate them itself."""
     body = gzip.compress(b"x" * 1000)
     for encoding in ("gzip", "br", "gzip, deflate"):
         sent = [("X-Do", "coding"), ("Content-Encoding", encoding)]

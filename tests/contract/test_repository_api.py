@@ -167,7 +167,7 @@ def test_a_load_can_bring_a_version_policy(
 def test_a_load_can_say_how_the_model_is_batched(
     running: InProcessServer, supervisor: PuppetSupervisor, config: dict[str, Any], adjustments: Adjustments
 ) -> None:
-    """As Model Analyzer does: what the model is may be repeated, and stays as it is."""
+    """As with Model Analyzer, other settings may be repeated and stay unchanged."""
     known = running.ask("GET", "/v2/models/model/config").json()
     described = {name: known[name] for name in ("name", "platform", "backend", "input", "output")}
     body = json.dumps({"parameters": {"config": json.dumps({**described, **config})}})

@@ -54,7 +54,7 @@ def test_json_of_any_kind_is_read(server: InProcessServer, content_type: str) ->
     "content_type", ["text/plain", "text/json", "application/x-www-form-urlencoded", None]
 )
 def test_other_bodies_are_refused(server: InProcessServer, content_type: str | None) -> None:
-    """415 in Azure's words, also where nothing is said."""
+    """The answer is 415 in Azure's words, also without a content type."""
     sent = [] if content_type is None else [("Content-Type", content_type)]
     answer = server.by_both_doors(b'{"data": [[1, 2, 3]]}', sent)
 
@@ -141,7 +141,7 @@ def test_objects_become_arguments(server: InProcessServer, body: bytes, expected
 def test_values_that_do_not_fit_the_sample_are_the_callers_fault(
     server: InProcessServer, body: bytes, message: str
 ) -> None:
-    """400 with what the type says of them; the real server says 500 and blames the script."""
+    """The answer is 400 with the type's message; the real server answers 500 and blames the script."""
     answer = server.by_both_doors(body, JSON)
 
     assert answer.status == 400

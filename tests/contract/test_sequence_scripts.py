@@ -100,7 +100,7 @@ def keep_process_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(own_script: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessGrpcServer]:
-    """A script that adds up, one that yields, one that takes batches, and two that are told ids."""
+    """A script that adds up, one that yields, one that takes batches, and two that read ids."""
     scratch = tmp_path_factory.mktemp("scripts")
     runtimes = {
         name: loaded(scratch / name, text)
@@ -133,7 +133,7 @@ def add(server: InProcessGrpcServer, number: float, sequence: str | None, *more:
 
 
 def test_a_sequence_goes_through_both_doors(server: InProcessGrpcServer) -> None:
-    """Its header names it; what is refused, and what fails, has changed nothing."""
+    """Its header names it; refused and failed requests change no state."""
     assert add(server, 1, "both; start").json() == [1]
     assert add(server, 2, "both", ("Upgrade", "nothing"), ("Connection", "keep-alive")).json() == [3]
     failed = add(server, 1000, "both")

@@ -106,7 +106,7 @@ def test_refusals(server: InProcessServer, body: Any, status: int, message: str)
 
 @pytest.mark.parametrize("body", [{"data": RECORDS}, {"input_data": TABLE}, {"input_data": ROWS}])
 def test_columns_are_found_by_their_names(server: InProcessServer, body: Any) -> None:
-    """In rows that are objects and in tables, in whatever order they stand there."""
+    """This holds for rows that are objects and for tables, in any order of columns."""
     assert score(server, "homes", body) == {"predict_proba": SCORES}
 
 
@@ -180,7 +180,7 @@ def test_a_table_with_texts_in_azures_bodies(server: InProcessServer, body: Any,
     ],
 )
 def test_automls_bodies(server: InProcessServer, name: str, rows: Any, scores: Any, labels: Any) -> None:
-    """As the scripts that Azure writes take and answer them, with `predict` as what is meant."""
+    """They are those of the scripts that Azure writes, with `predict` as the default method."""
     body = {"Inputs": {"data": rows}, "GlobalParameters": {"method": "predict_proba"}}
     assert score(server, name, body) == {"Results": scores}
     assert score(server, name, {"Inputs": {"WebServiceInput0": rows}, "GlobalParameters": 1.0}) == {
@@ -285,7 +285,7 @@ def test_the_only_input_has_any_name(server: InProcessServer, name: str, datatyp
 
 
 def test_a_matrix_may_come_by_its_columns(server: InProcessServer) -> None:
-    """Also of a model that takes one matrix, in whatever order."""
+    """This holds for a model that takes one matrix too, in any order of columns."""
     columns = [column("size", "FP32", [1, 1]), column("rooms", "INT64", [1, 4])]
     (output,) = ask(server, "/v2/models/homes/infer", {"inputs": columns})["outputs"]
     assert output["data"] == ["flat", "house"]
@@ -322,6 +322,6 @@ def test_a_matrix_may_come_by_its_columns(server: InProcessServer) -> None:
     ],
 )
 def test_tensors_that_do_not_fit(server: InProcessServer, model: str, change: Any, message: str) -> None:
-    """Are refused with what is expected."""
+    """The error names the expected tensor."""
     body = {"inputs": house_columns(), **change}
     assert message in ask(server, f"/v2/models/{model}/infer", body, 400)["error"]

@@ -15,7 +15,7 @@ from stoker_client.flow import BINARY_BYTES
 
 @pytest.fixture(autouse=True)
 def no_key_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the keys of whoever runs the tests out of them."""
+    """Keep the keys of the tests' user out of them."""
     monkeypatch.delenv("STOKER_KEY", raising=False)
 
 

@@ -222,7 +222,7 @@ def test_results_are_written_as_json_dumps_writes_them(kind: str) -> None:
 
 @pytest.mark.parametrize("result", [b"bytes", {1, 2}, object()], ids=["bytes", "set", "object"])
 def test_results_that_json_cannot_hold_are_a_failure(result: Any) -> None:
-    """500 in Azure's words; the script is said to have failed, which the real server denies."""
+    """The answer is 500 in Azure's words; the real server denies that the script has failed."""
     with InProcessServer(script(lambda raw_data: result)) as server:
         answer = server.by_both_doors(b"{}")
 

@@ -116,7 +116,7 @@ def examples(kind: str, name: str, signature: str, *numbers: int, context: int |
 
 
 def test_predict(server: InProcessGrpcServer) -> None:
-    """All outputs, element by element; the answer says who has given it."""
+    """The answer has all outputs, element by element, and the model's name and version."""
     for spec in ({}, {"version": {"value": 1}}, {"signature_name": "embed"}):
         answer = ask(server, "Predict", predict(**spec))
         assert answer.outputs["more"].float_val == [2, 3, 4, 5]

@@ -183,7 +183,7 @@ def test_every_dtype(protocol_server: LiveServer, datatype: str) -> None:
 def test_body_that_does_not_fit_gets_400(
     protocol_server: LiveServer, model: str, body: dict[str, Any], complaint: str
 ) -> None:
-    """The error says what was wrong."""
+    """The error has the reason."""
     refused(post(protocol_server, f"{model}:predict", body), 400, complaint)
 
 
@@ -360,7 +360,7 @@ def test_status(protocol_server: LiveServer, target: str) -> None:
 def test_status_of_a_version_that_is_not_loaded(
     state: State, reason: str, error: str, status: tuple[str, str]
 ) -> None:
-    """200 with the error of the load, and no error for what was unloaded or is served as it was before."""
+    """It is 200 with the error of the load, and without one for an unloaded version or the one still served."""
     code, message = status
     entry = {"version": "7", "state": state, "status": {"error_code": code, "error_message": message}}
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
@@ -374,7 +374,7 @@ def test_status_of_a_version_that_is_not_loaded(
 
 
 def test_a_refused_get_has_the_headers_of_a_refused_post() -> None:
-    """When to try again, and that the model is not to blame, is said of whatever is refused."""
+    """They have the retry time and that the model is not to blame, for each refusal."""
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
         loading = ServedModel({"7": ServedVersion(VersionStatus(1, "LOADING"))}, "7")
         server.gateway.route("model", loading)

@@ -76,7 +76,7 @@ def test_a_caller_waits_no_longer_than_it_says(door: str) -> None:
 def test_both_doors_read_the_same_wishes(
     headers: list[tuple[str, str]], status: int, tier: str | None
 ) -> None:
-    """The tier that was asked for is told, lowered to what the caller may have; what is no wish is refused."""
+    """The answer names the tier, lowered to the caller's highest; invalid values are refused."""
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
         for _ in range(2):
             answer = server.by_both_doors(b'"x"', headers)

@@ -179,7 +179,7 @@ def client(server: InProcessGrpcServer, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize("method", ["Predictions", "StreamPredictions"])
 @pytest.mark.parametrize("version", ["", "1", "1.0"])
 def test_predictions(client: Client, method: str, version: str) -> None:
-    """The input is the body of the request over HTTP, whatever its name; the answer its answer."""
+    """The input is the body of the HTTP request, under any name; the answer is the same."""
     for name, body, answer in (
         ("data", b"[[1, 2]]", [[2, 4]]),
         ("body", b'{"instances": [[1, 2]]}', {"predictions": [[2, 4]]}),

@@ -229,7 +229,7 @@ def test_a_model_is_described(running: InProcessServer, supervisor: PuppetSuperv
 def test_only_the_management_port_has_these_paths(
     running: InProcessServer, supervisor: PuppetSupervisor
 ) -> None:
-    """Elsewhere they are unknown, whoever asks."""
+    """On other ports they are unknown, with any key."""
     own = running.gateway.settings.management_port
     for port in (0, own - 1):
         running.set(management_port=port)

@@ -103,14 +103,14 @@ def test_forms_and_arrays_are_rows(server: InProcessServer) -> None:
 
 
 def test_bodies_of_many_rows(server: InProcessServer) -> None:
-    """They wait for a turn of the loop; `tests/unit/gateway/scoring` has what is read beside it."""
+    """They wait for a turn of the loop; `tests/unit/gateway/scoring` tests bodies read beside it."""
     rows = ROWS * 2000
     for body, answer in ((rows, DOUBLED * 2000), ({"instances": rows}, {"predictions": DOUBLED * 2000})):
         assert predict(server, "doubler", json.dumps(body).encode()).json() == answer
 
 
 def test_scripts_get_the_body(server: InProcessServer) -> None:
-    """As text, or the whole request; the answer is what the script gives, of whatever type."""
+    """They get a text or the whole request; the answer is the script's, of any type."""
     assert predict(server, "shout", b"a cat").json() == "A CAT"
     answer = predict(server, "echo", b"\x89PNG", [("Content-Type", "image/png")], "PUT")
     assert (answer.status, answer.body, answer.header("content-type")) == (200, b"\x89PNG", "image/png")

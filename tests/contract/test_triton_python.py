@@ -77,7 +77,7 @@ def test_a_triton_model_answers_its_declared_outputs(triton: tuple[Any, str]) ->
 
 
 def test_requests_of_several_callers_share_a_call(triton: tuple[Any, str]) -> None:
-    """Each is answered from its own tensors, and an error, or an exception, is told to its caller alone."""
+    """Each is answered from its own tensors, and an error or exception reaches its caller alone."""
     values = [number if number % 6 else (666, 300, 150, 101)[number // 6] for number in range(CALLERS)]
 
     def ask(value: int) -> tuple[str, int]:

@@ -33,7 +33,7 @@ async def aio_client(protocol_server: LiveServer) -> AsyncIterator[triton_aio.In
         yield made
 
 
-def given(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
+def make_input(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
     """An input with its data."""
     made = triton.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array, binary_data=binary)
@@ -95,7 +95,7 @@ def test_json_and_binary(client: triton.InferenceServerClient, binary_in: bool, 
     """The four combinations, with the request's id."""
     outputs = [triton.InferRequestedOutput("y", binary_data=binary_out)]
     result = infer(
-        client, "scores", [given("x", ROWS, "FP32", binary=binary_in)], outputs=outputs, request_id="7"
+        client, "scores", [make_input("x", ROWS, "FP32", binary=binary_in)], outputs=outputs, request_id="7"
     )
     assert np.array_equal(result.as_numpy("y"), SCORES)
     assert result.get_response()["id"] == "7"
@@ -109,7 +109,7 @@ def test_compressed_both_ways(client: triton.InferenceServerClient, coding: str)
     result = infer(
         client,
         "scores",
-        [given("x", rows, "FP32")],
+        [make_input("x", rows, "FP32")],
         request_compression_algorithm=coding,
         response_compression_algorithm=coding,
     )
@@ -122,7 +122,7 @@ def test_several_inputs_and_outputs(client: triton.InferenceServerClient) -> Non
     result = infer(
         client,
         "pair",
-        [given("b", b, "INT64", binary=False), given("a", a, "FP32")],
+        [make_input("b", b, "INT64", binary=False), make_input("a", a, "FP32")],
         outputs=[
             triton.InferRequestedOutput("twice"),
             triton.InferRequestedOutput("sums", binary_data=False),
@@ -134,7 +134,7 @@ def test_several_inputs_and_outputs(client: triton.InferenceServerClient) -> Non
 
 def test_all_outputs_without_naming_them(client: triton.InferenceServerClient) -> None:
     """The client asks for binary data with a parameter of the request then."""
-    result = infer(client, "scores", [given("x", ROWS, "FP32")])
+    result = infer(client, "scores", [make_input("x", ROWS, "FP32")])
     assert np.array_equal(result.as_numpy("y"), SCORES)
     assert result.get_output("y")["parameters"] == {"binary_data_size": SCORES.nbytes}
 
@@ -146,7 +146,7 @@ def test_every_datatype(client: triton.InferenceServerClient) -> None:
         name: random.integers(0, 2 if dtype == "bool" else 120, (3, 2)).astype(dtype)
         for name, dtype in DATATYPES.items()
     }
-    result = infer(client, "every", [given(f"in_{name}", array, name) for name, array in arrays.items()])
+    result = infer(client, "every", [make_input(f"in_{name}", array, name) for name, array in arrays.items()])
     for name, array in arrays.items():
         assert result.as_numpy(f"out_{name}").dtype == array.dtype
         assert np.array_equal(result.as_numpy(f"out_{name}"), array)
@@ -157,7 +157,7 @@ def test_strings(client: triton.InferenceServerClient, binary: bool) -> None:
     """BYTES go in and come back as objects of bytes."""
     words = np.array([b"caf\xc3\xa9", b"", b"words"], object)
     outputs = [triton.InferRequestedOutput("same", binary_data=binary)]
-    result = infer(client, "texts", [given("words", words, "BYTES", binary=binary)], outputs=outputs)
+    result = infer(client, "texts", [make_input("words", words, "BYTES", binary=binary)], outputs=outputs)
     came = result.as_numpy("same")
     assert [item if isinstance(item, bytes) else item.encode() for item in came] == words.tolist()
 
@@ -165,7 +165,7 @@ def test_strings(client: triton.InferenceServerClient, binary: bool) -> None:
 def test_no_batch_axis_and_scalars(client: triton.InferenceServerClient) -> None:
     """A scalar is an array of no axes."""
     x, k = np.array([1, 2, 3], np.float32), np.array(0.5, np.float32)
-    result = infer(client, "scaled", [given("x", x, "FP32"), given("k", k, "FP32")])
+    result = infer(client, "scaled", [make_input("x", x, "FP32"), make_input("k", k, "FP32")])
     assert np.array_equal(result.as_numpy("y"), x / 2)
     assert result.as_numpy("again").shape == ()
 
@@ -174,7 +174,7 @@ def test_no_batch_axis_and_scalars(client: triton.InferenceServerClient) -> None
 def test_classification(client: triton.InferenceServerClient, binary: bool) -> None:
     """The two largest of each row, as value and index."""
     outputs = [triton.InferRequestedOutput("y", binary_data=binary, class_count=2)]
-    result = infer(client, "scores", [given("x", ROWS, "FP32")], outputs=outputs)
+    result = infer(client, "scores", [make_input("x", ROWS, "FP32")], outputs=outputs)
     came = [
         [item.decode() if isinstance(item, bytes) else item for item in row] for row in result.as_numpy("y")
     ]
@@ -189,19 +189,20 @@ def test_errors_carry_the_reason(client: triton.InferenceServerClient) -> None:
         ("x", ROWS.astype(np.float64), "FP64", "400", "data-type is 'FP64'"),
     ):
         with pytest.raises(InferenceServerException) as raised:
-            infer(client, "scores", [given(name, array, datatype)])
+            infer(client, "scores", [make_input(name, array, datatype)])
         assert raised.value.status() == status
         assert message in raised.value.message()
     with pytest.raises(InferenceServerException, match="not found"):
-        infer(client, "unknown", [given("x", ROWS, "FP32")])
+        infer(client, "unknown", [make_input("x", ROWS, "FP32")])
     with pytest.raises(InferenceServerException, match="key"):
-        client.infer("scores", [given("x", ROWS, "FP32")])
+        client.infer("scores", [make_input("x", ROWS, "FP32")])
 
 
 def test_requests_under_way_at_once(client: triton.InferenceServerClient) -> None:
     """`async_infer` of the synchronous client."""
     pending = [
-        client.async_infer("scores", [given("x", ROWS + index, "FP32")], headers=key()) for index in range(20)
+        client.async_infer("scores", [make_input("x", ROWS + index, "FP32")], headers=key())
+        for index in range(20)
     ]
     for index, one in enumerate(pending):
         assert np.allclose(one.get_result().as_numpy("y"), (ROWS + index) @ MATRIX)
@@ -211,7 +212,7 @@ def test_bodies_by_hand(client: triton.InferenceServerClient, protocol_server: L
     """`generate_request_body` and `parse_response_body`, for callers with an HTTP client of their own."""
     import requests
 
-    body, length = triton.InferenceServerClient.generate_request_body([given("x", ROWS, "FP32")])
+    body, length = triton.InferenceServerClient.generate_request_body([make_input("x", ROWS, "FP32")])
     answer = requests.post(
         f"http://127.0.0.1:{protocol_server.port}/v2/models/scores/infer",
         data=body,
@@ -231,7 +232,7 @@ async def test_ids_are_never_swapped(aio_client: triton_aio.InferenceServerClien
     async def one(index: int) -> None:
         rows = np.full((1 + index % 3, 4), index, np.float32)
         result = await aio_client.infer(
-            "scores", [given("x", rows, "FP32")], request_id=f"id-{index}", headers=key()
+            "scores", [make_input("x", rows, "FP32")], request_id=f"id-{index}", headers=key()
         )
         assert result.get_response()["id"] == f"id-{index}"
         assert np.allclose(result.as_numpy("y"), rows @ MATRIX)
@@ -247,7 +248,7 @@ async def test_requests_of_different_lengths_share_a_batch(
 
     async def one(length: int) -> None:
         tokens = np.zeros((1 + length % 2, length), np.int64)
-        result = await aio_client.infer("padded", [given("tokens", tokens, "INT64")], headers=key())
+        result = await aio_client.infer("padded", [make_input("tokens", tokens, "INT64")], headers=key())
         assert result.as_numpy("count").tolist() == [length] * len(tokens)
 
     await asyncio.gather(*(one(length) for length in range(1, 60)))
@@ -265,7 +266,7 @@ async def test_the_asynchronous_client(aio_client: triton_aio.InferenceServerCli
         rows = np.tile(ROWS, (200, 1))
         result = await aio_client.infer(
             "scores",
-            [given("x", rows, "FP32", binary=binary)],
+            [make_input("x", rows, "FP32", binary=binary)],
             outputs=outputs,
             headers=key(),
             request_compression_algorithm="gzip",
@@ -273,7 +274,7 @@ async def test_the_asynchronous_client(aio_client: triton_aio.InferenceServerCli
         )
         assert np.array_equal(result.as_numpy("y"), rows @ MATRIX)
     words = np.array([b"a", b"b"], object)
-    result = await aio_client.infer("texts", [given("words", words, "BYTES")], headers=key())
+    result = await aio_client.infer("texts", [make_input("words", words, "BYTES")], headers=key())
     assert result.as_numpy("same").tolist() == [b"a", b"b"]
     with pytest.raises(InferenceServerException, match="unexpected inference input"):
-        await aio_client.infer("scores", [given("z", ROWS, "FP32")], headers=key())
+        await aio_client.infer("scores", [make_input("z", ROWS, "FP32")], headers=key())

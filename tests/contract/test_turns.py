@@ -25,7 +25,7 @@ def _stages(answer: Answer) -> dict[str, float]:
 # A server for each: a model may keep its turn for a moment behind its last answer.
 @pytest.mark.parametrize("headers", DOORS.values(), ids=DOORS)
 def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers) -> None:
-    """Apart from its time in the queue; who found the device free has not waited, and is told nothing of it."""
+    """It is apart from the time in the queue; a request that found the device free has no such stage."""
     fd = os.memfd_create("turns", os.MFD_CLOEXEC)
     turns = DeviceTurns(DevicePage(fd, "cuda:0"))
     os.close(fd)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 from tests.contract.protocol_models import MATRIX
-from tests.http.test_shared_memory import KEY, Served, request, wanted
+from tests.http.test_shared_memory import KEY, Served, output_in_region, request
 from tritonclient.utils import InferenceServerException
 
 __all__ = ["Memory", "check_inference", "check_refusals"]
@@ -75,7 +75,7 @@ def check_inference(served: Served, memory: Memory, triton: Any) -> None:
     size = {"device_id": 0, "byte_size": 240}
     served.client(triton).register_cuda_shared_memory("digits", memory.handle, **size, headers=dict(KEY))
     inputs = [request(triton, "x", ROWS.shape, "digits", ROWS.nbytes, 16)]
-    outputs = [wanted(triton, "y", "digits", 64, 128)]
+    outputs = [output_in_region(triton, "y", "digits", 64, 128)]
     for _ in range(6):
         memory.write(128, around[:6])
         served.client(triton).infer("scores", inputs, outputs=outputs, headers=dict(KEY))

@@ -1,4 +1,4 @@
-"""The process that owns memory of the first GPU, and does as it is told by lines: what clients of CUDA do.
+"""The process that owns memory of the first GPU and follows commands, a line each, as clients of CUDA do.
 
 `python owner.py LIBCUDART BYTES` writes the handle in Base64; then `write OFFSET HEX` and `read OFFSET BYTES` are
 answered by a line each. It ends with its input.

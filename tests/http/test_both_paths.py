@@ -220,7 +220,7 @@ def test_bad_requests_have_the_same_clear_error(served: Served, case: str) -> No
 
 
 def test_an_empty_body_is_malformed(served: Served) -> None:
-    """A POST without a body is told so, through both paths."""
+    """The answer to a POST without a body says so, through both paths."""
     direct, app = _by_both_doors(served, "doubler", b"")
 
     assert (direct.status, direct.error_code()) == (400, "malformed_body")

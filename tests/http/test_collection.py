@@ -1,4 +1,4 @@
-"""Collecting while a server runs: what was asked and answered lies in the workspace, and survives its end."""
+"""Collecting while a server runs: requests and answers are files in the workspace, and survive its end."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def run(raw_data):
 
 
 def test_a_script_collects_by_itself(tmp_path: Path) -> None:
-    """Rows that a script collects by azureml.monitoring are files with the request's id; its atexit is heard."""
+    """Rows that a script collects by azureml.monitoring are files with the request's id; its atexit runs."""
     script = write_script(tmp_path / "script", COLLECTING_SCRIPT)
     (script.parent / "sample_input.json").write_text('{"data": [[1, 2], [3, 5]]}')
     with LiveServer(tmp_path, script, "--frontends", "1", "--collect") as server:

@@ -90,7 +90,7 @@ def admin(served: Served) -> dict[str, str]:
     return {"authorization": f"Bearer {shown.stdout.strip()}"}
 
 
-def given(name: str, array: np.ndarray, datatype: str, *, of: Any = triton) -> Any:
+def make_input(name: str, array: np.ndarray, datatype: str, *, of: Any = triton) -> Any:
     """An input with its data."""
     made = of.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array)
@@ -137,16 +137,16 @@ def test_configurations_are_those_of_http(
 
 def test_rows_are_scored(client: triton.InferenceServerClient) -> None:
     """With the caller's id; counted like requests of HTTP."""
-    answer = infer(client, "scores", given("x", ROWS, "FP32"), request_id="r-1", model_version="1")
+    answer = infer(client, "scores", make_input("x", ROWS, "FP32"), request_id="r-1", model_version="1")
     np.testing.assert_allclose(answer.as_numpy("y"), SCORES)
     assert (answer.get_response().model_name, answer.get_response().id) == ("scores", "r-1")
 
 
 def test_requests_are_counted(served: Served, client: triton.InferenceServerClient) -> None:
     """Answers, rows and refusals are in the metrics, and in the statistics of the protocol."""
-    infer(client, "counted", given("x", ROWS, "FP32"))
+    infer(client, "counted", make_input("x", ROWS, "FP32"))
     with pytest.raises(InferenceServerException):
-        infer(client, "counted", given("x", ROWS[:, :3], "FP32"))
+        infer(client, "counted", make_input("x", ROWS[:, :3], "FP32"))
 
     def metric(name: str, **labels: str) -> float:
         return served.server.metric(f"stoker_{name}_total", model="counted", **labels)
@@ -168,7 +168,7 @@ def test_rows_of_many_callers_meet_and_come_back_to_each(client: triton.Inferenc
     for number, row in enumerate(rows):
         client.async_infer(
             "scores",
-            [given("x", row[None], "FP32")],
+            [make_input("x", row[None], "FP32")],
             lambda result, error: answers.put((result, error)),
             request_id=str(number),
             headers=KEY,
@@ -183,7 +183,7 @@ def test_rows_of_many_callers_meet_and_come_back_to_each(client: triton.Inferenc
 def test_several_inputs_and_a_choice_of_outputs(client: triton.InferenceServerClient) -> None:
     """The outputs asked for, in that order."""
     a, b = np.array([[1, 2], [3, 4]], np.float32), np.array([[1, 2, 3], [4, 5, 2**40]])
-    inputs = [given("b", b, "INT64"), given("a", a, "FP32")]
+    inputs = [make_input("b", b, "INT64"), make_input("a", a, "FP32")]
     outputs = [triton.InferRequestedOutput("twice"), triton.InferRequestedOutput("sums")]
     answer = infer(client, "pair", *inputs, outputs=outputs)
     assert [output.name for output in answer.get_response().outputs] == ["twice", "sums"]
@@ -200,7 +200,9 @@ def test_every_numeric_datatype(client: triton.InferenceServerClient) -> None:
         kind = np.dtype(dtype)
         low, high = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 1)
         arrays[name] = np.array([[low, high], [1, 0]], kind)
-    answer = infer(client, "every", *(given(f"in_{name}", array, name) for name, array in arrays.items()))
+    answer = infer(
+        client, "every", *(make_input(f"in_{name}", array, name) for name, array in arrays.items())
+    )
     for name, array in arrays.items():
         back = answer.as_numpy(f"out_{name}")
         assert back.dtype == array.dtype
@@ -210,33 +212,36 @@ def test_every_numeric_datatype(client: triton.InferenceServerClient) -> None:
 def test_strings(client: triton.InferenceServerClient) -> None:
     """Empty ones, zero bytes and others than ASCII."""
     words = np.array(["café".encode(), b"", b"a\0b"], object)
-    assert infer(client, "texts", given("words", words, "BYTES")).as_numpy("same").tolist() == words.tolist()
+    assert (
+        infer(client, "texts", make_input("words", words, "BYTES")).as_numpy("same").tolist()
+        == words.tolist()
+    )
 
 
 def test_models_without_a_batch_axis(client: triton.InferenceServerClient) -> None:
     """Also with an input and an output that are scalars."""
     x, k = np.array([1, 2, 3], np.float32), np.array(2.5, np.float32)
-    answer = infer(client, "scaled", given("x", x, "FP32"), given("k", k, "FP32"))
+    answer = infer(client, "scaled", make_input("x", x, "FP32"), make_input("k", k, "FP32"))
     np.testing.assert_allclose(answer.as_numpy("y"), [2.5, 5, 7.5])
     assert (answer.as_numpy("again").shape, float(answer.as_numpy("again"))) == ((), 2.5)
 
 
 def test_no_rows(client: triton.InferenceServerClient) -> None:
     """A batch of none is answered with none."""
-    assert infer(client, "scores", given("x", ROWS[:0], "FP32")).as_numpy("y").shape == (0, 3)
+    assert infer(client, "scores", make_input("x", ROWS[:0], "FP32")).as_numpy("y").shape == (0, 3)
 
 
 def test_classification(client: triton.InferenceServerClient) -> None:
     """Values with their classes, the largest first."""
     outputs = [triton.InferRequestedOutput("y", class_count=2)]
-    answer = infer(client, "scores", given("x", ROWS[1:], "FP32"), outputs=outputs)
+    answer = infer(client, "scores", make_input("x", ROWS[1:], "FP32"), outputs=outputs)
     assert answer.as_numpy("y").tolist() == [[b"1.000000:0", b"1.000000:1"]]
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed_requests(client: triton.InferenceServerClient, algorithm: str) -> None:
     """By the compression that gRPC itself has."""
-    answer = infer(client, "scores", given("x", ROWS, "FP32"), compression_algorithm=algorithm)
+    answer = infer(client, "scores", make_input("x", ROWS, "FP32"), compression_algorithm=algorithm)
     np.testing.assert_allclose(answer.as_numpy("y"), SCORES)
 
 
@@ -261,7 +266,7 @@ async def _infers_side_by_side(address: str) -> list[Any]:
     async with triton_aio.InferenceServerClient(address) as client:
         assert await client.is_server_ready()
         infers = (
-            client.infer("scores", [given("x", ROWS * factor, "FP32", of=triton_aio)], headers=KEY)
+            client.infer("scores", [make_input("x", ROWS * factor, "FP32", of=triton_aio)], headers=KEY)
             for factor in range(8)
         )
         return [answer.as_numpy("y") for answer in await asyncio.gather(*infers)]
@@ -282,7 +287,7 @@ def test_a_stream(served: Served) -> None:
             model = "unknown" if number == 2 else "scores"
             client.async_stream_infer(
                 model,
-                [given("x", ROWS * number, "FP32")],
+                [make_input("x", ROWS * number, "FP32")],
                 request_id=str(number),
                 enable_empty_final_response=True,
             )
@@ -320,7 +325,7 @@ def test_invalid_request_keeps_its_connection(client: triton.InferenceServerClie
     """An invalid request gets its status and the protocol's words; the connection goes on."""
     options, status, text = REFUSED[case]
     options = {"model": "scores", "array": ROWS, "datatype": "FP32", **options}
-    made = given("x", options.pop("array"), options.pop("datatype"))
+    made = make_input("x", options.pop("array"), options.pop("datatype"))
     with pytest.raises(InferenceServerException) as error:
         infer(client, options.pop("model"), made, **options)
     assert error.value.status() == f"StatusCode.{status}"
@@ -335,14 +340,17 @@ def test_a_lost_caller_frees_its_rows(served: Served, client: triton.InferenceSe
     name = served_input(client)
     first: queue.Queue[Any] = queue.Queue()
     client.async_infer(
-        "batched", [given(name, rows, "FP32")], lambda result, error: first.put((result, error)), headers=KEY
+        "batched",
+        [make_input(name, rows, "FP32")],
+        lambda result, error: first.put((result, error)),
+        headers=KEY,
     )
     wait_until(lambda: served.gate.entered, "the script has the first row")
     with pytest.raises(InferenceServerException) as error:
-        infer(client, "batched", given(name, rows, "FP32"), client_timeout=0.3)
+        infer(client, "batched", make_input(name, rows, "FP32"), client_timeout=0.3)
     assert error.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
-    def given_up() -> float:
+    def count_given_up() -> float:
         # Its deadline passes on both sides at once.
         statuses = ("499", "504")
         return sum(
@@ -350,7 +358,7 @@ def test_a_lost_caller_frees_its_rows(served: Served, client: triton.InferenceSe
             for status in statuses
         )
 
-    wait_until(lambda: given_up() == 1, "the request is counted as given up")
+    wait_until(lambda: count_given_up() == 1, "the request is counted as given up")
     served.gate.open()
     result, error_of_first = first.get(timeout=PATIENCE_S)
     assert error_of_first is None
@@ -366,9 +374,9 @@ def test_the_repository(client: triton.InferenceServerClient, admin: dict[str, s
     client.unload_model("texts", headers=admin)
     assert not client.is_model_ready("texts")
     with pytest.raises(InferenceServerException, match="'texts' is not found"):
-        infer(client, "texts", given("words", np.array([b"a"], object), "BYTES"))
+        infer(client, "texts", make_input("words", np.array([b"a"], object), "BYTES"))
     client.load_model("texts", headers=admin)
-    answer = infer(client, "texts", given("words", np.array([b"a"], object), "BYTES"))
+    answer = infer(client, "texts", make_input("words", np.array([b"a"], object), "BYTES"))
     assert answer.as_numpy("same").tolist() == [b"a"]
 
 
@@ -466,7 +474,10 @@ def test_tls_and_the_end_of_a_server(tmp_path: Path) -> None:
             held: queue.Queue[tuple[Any, Any]] = queue.Queue()
             row = np.array([[HOLD, 0, 0, 0]], np.float32)
             client.async_infer(
-                "m", [given(name, row, "FP32")], lambda result, error: held.put((result, error)), headers=KEY
+                "m",
+                [make_input(name, row, "FP32")],
+                lambda result, error: held.put((result, error)),
+                headers=KEY,
             )
             wait_until(lambda: gate.entered, "the script has the row")
             server.signal(signal.SIGTERM)
@@ -537,9 +548,9 @@ def test_kept_answers_are_the_same_bytes_by_all_protocols(
         again = connection.ask(scoring("/api/v1/service/keeping/score", PRIMARY, b'{"data": [[1, 2]]}'))
         assert (one.status, one.body) == (again.status, again.body)
         assert served.server.metric("stoker_cache_hits_total", model="keeping") == 1
-    fresh_rpc = infer(client, "scores", given("x", ROWS, "FP32"), request_id="r")
+    fresh_rpc = infer(client, "scores", make_input("x", ROWS, "FP32"), request_id="r")
     for _ in range(2):
-        kept = infer(client, "kept", given("x", ROWS, "FP32"), request_id="r")
+        kept = infer(client, "kept", make_input("x", ROWS, "FP32"), request_id="r")
         assert kept.get_response().raw_output_contents == fresh_rpc.get_response().raw_output_contents
     described = client.get_inference_statistics("kept", headers=KEY).model_stats[0].inference_stats
     assert (described.cache_hit.count, described.cache_miss.count) == (count("hits"), count("misses"))

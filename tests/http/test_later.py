@@ -158,7 +158,7 @@ def test_other_preferences_are_answered_at_once(later: LiveServer, headers: list
 
 
 def test_a_full_spool_refuses_without_cost_to_others(later: LiveServer) -> None:
-    """A request larger than the budget is told when to come back."""
+    """The refusal of a request larger than the budget has a retry time."""
     refused = send(later, b" " * (1 << 20) + rows_body([1, 2, 3, 4]))
     assert (refused.error_code(), refused.header("retry-after")) == ("spool_full", "5")
     assert later.score([1, 2, 3, 4]).status == 200

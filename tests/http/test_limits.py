@@ -30,7 +30,7 @@ def narrow_key(narrow_server: Served) -> str:
 
 
 @pytest.fixture
-def held(narrow_server: Served) -> Iterator[Served]:
+def gated_server(narrow_server: Served) -> Iterator[Served]:
     """The narrow server with a closed gate."""
     gate = narrow_server.gates["batched"]
     gate.reset()
@@ -155,10 +155,12 @@ def test_the_identity_encoding_is_none(served: Served, encoding: str) -> None:
 
 @pytest.mark.interrupts
 @pytest.mark.parametrize("door", DOORS)
-def test_a_request_that_is_not_answered_in_time_is_504(held: Served, narrow_key: str, door: str) -> None:
+def test_a_request_that_is_not_answered_in_time_is_504(
+    gated_server: Served, narrow_key: str, door: str
+) -> None:
     """Past `timeout_ms` the caller gets 504, whether the request runs or waits, and the server goes on."""
-    gate = held.gates["batched"]
-    with held.server.connect() as running, held.server.connect() as waiting:
+    gate = gated_server.gates["batched"]
+    with gated_server.server.connect() as running, gated_server.server.connect() as waiting:
         running.send(scoring("/score", narrow_key, rows_body([HOLD, 0, 0, 0]), DOORS[door]))
         wait_until(lambda: gate.entered, "the script holds the first request")
         # It is held too, should it run at last: the first is interrupted at about its deadline.

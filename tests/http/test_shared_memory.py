@@ -51,7 +51,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Both protocols, with shared memory for whoever has a key."""
+    """Both protocols, with shared memory for callers with a key."""
     scratch, grpc_port = tmp_path_factory.mktemp("regions"), free_port()
     write_models(scratch / "models")
     deployment = scratch / "deployment.yaml"
@@ -93,7 +93,7 @@ def request(triton: Any, name: str, shape: tuple[int, ...], region: str, size: i
     return given
 
 
-def wanted(triton: Any, name: str, region: str, size: int, offset: int = 0) -> Any:
+def output_in_region(triton: Any, name: str, region: str, size: int, offset: int = 0) -> Any:
     """An output in a region."""
     output = triton.InferRequestedOutput(name)
     output.set_shared_memory(region, size, offset)
@@ -109,7 +109,7 @@ def test_inputs_and_outputs_in_regions(served: Served, memories: Any, triton: An
         memory.name, memory.key, 240, offset=16, headers=dict(KEY)
     )
     inputs = [request(triton, "x", ROWS.shape, memory.name, ROWS.nbytes, 16)]
-    outputs = [wanted(triton, "y", memory.name, 64, 128)]
+    outputs = [output_in_region(triton, "y", memory.name, 64, 128)]
     for _ in range(6):
         shm.set_shared_memory_region(memory.handle, [np.zeros(16, np.float32)], offset=144)
         result = served.client(triton).infer("scores", inputs, outputs=outputs, headers=dict(KEY))
@@ -133,7 +133,7 @@ def test_regions_beside_other_data(served: Served, memories: Any, triton: Any) -
     shm.set_shared_memory_region(memory.handle, [a])
     client = served.client(triton)
     client.register_system_shared_memory(memory.name, memory.key, 64, headers=dict(KEY))
-    outputs = [wanted(triton, "twice", memory.name, 24, 32), triton.InferRequestedOutput("sums")]
+    outputs = [output_in_region(triton, "twice", memory.name, 24, 32), triton.InferRequestedOutput("sums")]
     # Twice, for what requests say is remembered.
     for number in (a, a + 1):
         shm.set_shared_memory_region(memory.handle, [number])
@@ -169,7 +169,7 @@ def test_registered_region_is_listed_until_unregistered(served: Served, memories
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
 def test_a_region_that_was_cut_short(served: Served, memories: Any, triton: Any) -> None:
-    """Its requests are refused, and the frontend lives; so is a part behind the region's end, whatever is there."""
+    """Its requests are refused, and the frontend lives; the same holds for a part behind the region's end."""
     memory, client = memories(1 << 16), served.client(triton)
     client.register_system_shared_memory(memory.name, memory.key, 1 << 15, headers=dict(KEY))
     there = [request(triton, "x", ROWS.shape, memory.name, ROWS.nbytes, 1 << 14)]
@@ -181,11 +181,11 @@ def test_a_region_that_was_cut_short(served: Served, memories: Any, triton: Any)
     with pytest.raises(InferenceServerException, match="shorter"):
         client.infer("scores", there, headers=dict(KEY))
     start = [request(triton, "x", ROWS.shape, memory.name, ROWS.nbytes)]
-    into = [wanted(triton, "y", memory.name, 24, 1 << 14)]
+    into = [output_in_region(triton, "y", memory.name, 24, 1 << 14)]
     with pytest.raises(InferenceServerException, match="shorter"):
         client.infer("scores", start, outputs=into, headers=dict(KEY))
     assert memory.file.stat().st_size == 4096
-    small = [wanted(triton, "y", memory.name, 20)]
+    small = [output_in_region(triton, "y", memory.name, 20)]
     with pytest.raises(InferenceServerException, match="at least 24 bytes"):
         client.infer("scores", start, outputs=small, headers=dict(KEY))
     assert len(client.infer("scores", start, headers=dict(KEY)).as_numpy("y")) == 2
@@ -227,7 +227,7 @@ def test_registration_needs_a_key_and_shared_memory(served: Served, memories: An
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
 def test_memory_of_a_gpu_without_one(served: Served, triton: Any) -> None:
-    """There is none, which can be let go; the refusal says what is missing, and what helps."""
+    """Unregistering all succeeds; the refusal of others names the missing part and the remedy."""
     client = served.client(triton)
     client.unregister_cuda_shared_memory(headers=dict(KEY))
     status = client.get_cuda_shared_memory_status(headers=dict(KEY))

@@ -45,7 +45,7 @@ def _chunks(body: bytes, *cuts: int) -> bytes:
     ],
 )  # fmt: skip
 def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) -> None:
-    """Requests sent without waiting get their answers in order, whatever doors they go through."""
+    """Requests sent without waiting get their answers in order, through either path."""
     path = served.path("doubler")
     messages: dict[str, Callable[[int], bytes]] = {
         "d": lambda number: scoring(path, PRIMARY, _row(number)),
@@ -355,7 +355,7 @@ def test_bytes_that_are_no_http_end_the_connection(served: Served, garbage: byte
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("sent_share", ["half the head", "no body", "half the body"])
 def test_a_request_cut_short_by_half_closing_is_refused(served: Served, door: str, sent_share: str) -> None:
-    """A client that ends its side in the middle of a request is told that it was incomplete."""
+    """The answer to a client that ends its side in the middle of a request says that it was incomplete."""
     message = scoring(served.path("doubler"), PRIMARY, _row(9), DOORS[door])
     end_of_head = message.index(b"\r\n\r\n") + 4
     cut = {"half the head": end_of_head // 2, "no body": end_of_head, "half the body": len(message) - 6}
@@ -413,9 +413,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_client_that_goes_away_with_requests_in_a_row_leaves_nothing_behind(
-    served: Served, door: str
-) -> None:
+def test_client_that_leaves_with_pipelined_requests_leaves_nothing_behind(served: Served, door: str) -> None:
     """The server notices it with the first answer, abandons the running request, and logs nothing."""
     gate, path = served.gates["batched"], served.path("batched")
     logged = len(served.server.output())
@@ -487,7 +485,7 @@ def test_a_client_that_goes_away_while_it_sends_leaves_nothing_behind(served: Se
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_client_that_reads_slowly_gets_all_and_holds_up_nobody(served: Served, door: str) -> None:
+def test_slow_reader_gets_all_and_delays_no_other(served: Served, door: str) -> None:
     """Requests of a client that reads no answers are not read for long, others are served, and none is lost."""
     text = "a" * 50_000
     message = scoring(served.path("body"), PRIMARY, b'{"return": "%b"}' % text.encode(), DOORS[door])

@@ -1,4 +1,4 @@
-"""Texts through every protocol: each gives what the model gives to the tokens of the text alone."""
+"""Texts through every protocol: each gives the model's answer to the tokens of the text alone."""
 
 from __future__ import annotations
 
@@ -248,14 +248,14 @@ def test_kept_answers_count_tokens(served: Served) -> None:
 def test_documents_are_ranked(served: Served, documents: list[Any]) -> None:
     """The score of a pair becomes a number between 0 and 1; the most relevant document is first."""
     texts = [one["text"] if isinstance(one, dict) else one for one in documents]
-    asked = {
+    request = {
         "model": "ranker",
         "query": "how far",
         "documents": documents,
         "top_n": 2,
         "return_documents": True,
     }
-    answer = served.post("/api/v1/service/ranker/v1/rerank", asked)
+    answer = served.post("/api/v1/service/ranker/v1/rerank", request)
     served_ranker = dataclasses.replace(served, folder=served.folder.parent / "ranker")
     logits = served_ranker.own_answers(*(["how far", text] for text in texts)).reshape(-1)
     order = np.argsort(-logits)[:2].tolist()

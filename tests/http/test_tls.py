@@ -1,4 +1,4 @@
-"""HTTP over TLS: what callers see is what they see without, through all paths of a request."""
+"""HTTP over TLS: callers get the same answers as without, through all paths of a request."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_one_certificate_serves_both_ports(tmp_path: Path) -> None:
 
 
 def test_a_start_with_files_that_cannot_be_used_fails_at_once(tmp_path: Path) -> None:
-    """Before models are loaded, with what is to be done."""
+    """The error comes before models are loaded, with the remedy."""
     files, model = make_pair(tmp_path, password="secret"), write_doubler(tmp_path / "doubler.onnx")
     start = ["serve", model, "--port", "0", "--workspace", tmp_path / "w"]
     locked = run_stoker(*start, "--tls-cert", files.certificate, "--tls-key", files.key)

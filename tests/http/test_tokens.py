@@ -165,7 +165,7 @@ def test_metrics_and_health_need_no_token(deployed: Deployed) -> None:
 
 
 def test_above_the_limit_requests_wait_and_are_refused(deployed: Deployed) -> None:
-    """One request is in flight; a second one waits for 200 ms and is told to come again."""
+    """One request is in flight; a second one waits for 200 ms and gets a retry time."""
     deployed.gate.reset()
     token = deployed.token()
     with deployed.server.connect() as first:
@@ -195,7 +195,7 @@ def test_the_script_finds_its_models_and_variables(deployed: Deployed) -> None:
 
 
 def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -> None:
-    """The summary says what has an effect, what has none, and how to get a token."""
+    """The summary lists settings with and without an effect, and how to get a token."""
     lines = [line for line in deployed.server.output().splitlines() if line.startswith("  azure ")]
     assert lines == [
         "  azure    deploymentconfig.json (aks): tokens, num_replicas 1, replica_max_concurrent_requests 1, "
@@ -210,6 +210,6 @@ def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -
 
 
 def test_the_description_is_in_the_swagger(deployed: Deployed) -> None:
-    """Callers read what the operator wrote."""
+    """Callers read the operator's text."""
     described = deployed.server.get("/swagger.json", key=deployed.token()).json()
     assert described["info"]["description"] == "The deployment of the tests."

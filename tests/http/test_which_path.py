@@ -110,7 +110,7 @@ async def test_requests_that_end_their_connection_are_answered_directly(value: s
     "headers", [[], [("X-Request-Id", "a")], [("TraceId", "t")]], ids=["known", "new", "app"]
 )
 async def test_the_next_answer_is_the_last_of_an_old_connection(headers: Headers) -> None:
-    """Through both paths: a head that was remembered costs nothing for it, others are told too."""
+    """This holds for both paths: a remembered head costs nothing, and other heads get the line too."""
     message = scoring(PATH, KEY, BODY, headers)
     async with _listener() as (listener, port), await AsyncConnection.open(port) as connection:
         assert not (await connection.ask(message)).closes
@@ -490,7 +490,7 @@ async def test_announced_large_body_takes_no_budget_before_it_arrives() -> None:
 
 @pytest.mark.anyio
 async def test_a_large_body_beyond_the_budget_is_refused() -> None:
-    """Of two that do not fit together one is told to come again, and what it held lets the other one arrive."""
+    """Of two that do not fit together one gets a retry time, and its memory lets the other one arrive."""
     message, others = scoring(PATH, KEY, b" " * 6 * MIB), scoring(PATH, KEY + "-other", b" " * 6 * MIB)
     async with (
         _with_budget(9 * MIB) as (listener, budget, port),

@@ -1,4 +1,4 @@
-"""Containers of Stoker's image, with the rights that pods of a cluster have, or what a test says instead."""
+"""Containers of Stoker's image, with the rights of pods in a cluster, or with those that a test gives."""
 
 from __future__ import annotations
 

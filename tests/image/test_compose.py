@@ -1,4 +1,4 @@
-"""deploy/compose on a single machine: podman-compose starts it, and it is what the image's tests have tried."""
+"""deploy/compose on a single machine: podman-compose starts it, with the image of these tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def settings(cpu_image: str, models: Path) -> dict[str, str]:
 
 @pytest.fixture
 def compose(podman: Podman, settings: Mapping[str, str]) -> Iterator[Compose]:
-    """Calls podman-compose with those settings, and ends what it has started."""
+    """Calls podman-compose with those settings, and ends its containers."""
 
     def call(*arguments: str, files: tuple[str, ...] = ("compose.yaml",)) -> str:
         named = [f"--file={FOLDER / file}" for file in files]

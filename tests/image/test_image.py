@@ -1,4 +1,4 @@
-"""Dockerfile.gpu, built and run: what it serves, with which rights, how it ends, and what it says of itself."""
+"""Dockerfile.gpu, built and run: its answers, its rights, its end, its labels."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SCRIPT = "import json\ndef init():\n    pass\ndef run(raw_data):\n    return jso
 
 @pytest.fixture
 def served(gpu_image: str, tmp_path: Path, start: Callable[..., Container]) -> Callable[..., Container]:
-    """Starts a variant of the runtime with what the storage initializer has laid into /mnt/models."""
+    """Starts a variant of the runtime with the storage initializer's files in /mnt/models."""
 
     def started(**variant: Any) -> Container:
         folder = tmp_path / "mnt-models"

@@ -44,7 +44,7 @@ def run(data):
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Path:
-    """A folder with the script, in which whoever runs it may write."""
+    """A folder with the script, in which any user may write."""
     write_script(tmp_path / "slow", SCRIPT)
     tmp_path.chmod(0o755)
     (tmp_path / "slow").chmod(0o777)
@@ -55,15 +55,15 @@ def scene(tmp_path: Path) -> Path:
 def test_one_core_of_a_larger_machine(gpu_image: str, models: Path, start: Callable[..., Container]) -> None:
     """With `--cpus 1` the server has the processes and threads that it has where the kernel gives it one core."""
 
-    def seen(option: str) -> dict[str, int]:
+    def threads_with(option: str) -> dict[str, int]:
         arguments = ("/models/doubler.onnx", "--device=cpu")
         container = start(gpu_image, *arguments, options=[*RESTRICTED, option], models=models).until_ready()
         assert re.search(r"device +cpu: .*, 1 cores", container.logs())
         assert "1 cores" in container.inside("stoker", "doctor")
         return container.threads()
 
-    limited = seen("--cpus=1")
-    assert limited == seen("--cpuset-cpus=0")
+    limited = threads_with("--cpus=1")
+    assert limited == threads_with("--cpuset-cpus=0")
     assert {name for name in limited if name.startswith("stoker.")} == {
         "stoker.gateway.frontend",
         "stoker.device.process",
@@ -91,7 +91,7 @@ def test_memory_stays_below_its_limit_with_full_queues(
         )
         large = [callers.submit(ask, container, number, LARGE_ROWS) for number in range(12)]
         wait_until(
-            lambda: all(request.done() for request in large) or taken(container) > 2 * MIB,
+            lambda: all(request.done() for request in large) or large_body_bytes(container) > 2 * MIB,
             "large bodies are there",
             timeout_s=PROGRAM_S,
             every_s=0.1,
@@ -123,7 +123,7 @@ def metrics(container: Container) -> str:
     return container.get("/metrics").body.decode()
 
 
-def taken(container: Container) -> float:
+def large_body_bytes(container: Container) -> float:
     """Bytes that large bodies take."""
     return sum(
         float(text)

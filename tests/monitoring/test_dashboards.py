@@ -109,7 +109,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[str]:
-    """Where metrics of two GPUs are told that are made up; their text is made as a server makes it."""
+    """The address of made-up metrics of two GPUs; their text is made as a server makes it."""
     readings = [
         GpuReading(
             number, f"GPU-{number}", 80 * GIB, 30 * GIB, 50 * GIB, 50, 300_000, 700_000, 60, 10**9, 0x24

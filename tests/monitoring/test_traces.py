@@ -224,7 +224,7 @@ def test_spans_of_a_script_are_children_of_its_request(server: LiveServer, recei
 
 
 def test_a_span_that_a_script_makes_is_a_child_of_its_request(server: LiveServer, receiver: Receiver) -> None:
-    """Made and sent by OpenTelemetry's SDK in the script's process, in the trace of who has asked."""
+    """OpenTelemetry's SDK makes and sends it in the script's process, in the caller's trace."""
     path, trace_id = "/api/v1/service/tracing/score", "9" * 32
     with server.connect() as connection:
         assert connection.ask(scoring(path, PRIMARY, b"12", (traceparent(trace_id),))).status == 200

@@ -23,7 +23,7 @@ def offline(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def wait_for(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors."""
     output, errors = process.communicate(timeout=300)
     return process.returncode, output, errors
@@ -42,7 +42,7 @@ def test_four_shards_have_a_million_rows(
     ]
     counts = []
     for shard in shards:
-        code, output, errors = ended(shard)
+        code, output, errors = wait_for(shard)
         assert code == 0, errors
         counts.append(int(output.removeprefix("1 file with ").partition(" rows")[0]))
     assert (sum(counts), max(counts) - min(counts)) == (len(rows), 256)
@@ -63,9 +63,9 @@ def test_an_interrupted_shard_goes_on(tmp_path: Path, number: signal.Signals, co
     wait_until(lambda: gate.entered, "the second file is scored", timeout_s=PROGRAM_S)
     os.kill(process.pid, number)
     gate.open()
-    assert ended(process)[0] == code
+    assert wait_for(process)[0] == code
     left = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*"))
     assert left == ["_done/a.json", "a.jsonl"]
     assert (tmp_path / "out" / "a.jsonl").read_text() == "[3]\n"
-    code, output, errors = ended(offline(*arguments))
+    code, output, errors = wait_for(offline(*arguments))
     assert (code, output) == (0, f"1 file with 1 row in {tmp_path / 'out'}, 1 done before\n"), errors

@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what does not end with the namespaces; their processes have been killed, and may take a moment."""
+    """Remove the folder and the control group, whose killed processes may take a moment to end."""
     deadline_s = time.monotonic() + _REMOVED_WITHIN_S
     while not control_groups.remove(folder.name):
         if time.monotonic() > deadline_s:

@@ -71,7 +71,7 @@ def machine(plane: ControlPlane, folder: Path, archives: list[Path]) -> Iterator
 
 @pytest.fixture
 def record() -> Record:
-    """Print what was seen; `-s` shows it."""
+    """Print the results; `-s` shows them."""
 
     def say(row: str, load: Load, *more: str, since_s: float = 0.0) -> None:
         print("\nseen:", "; ".join([row, load.summary(since_s), *more]))

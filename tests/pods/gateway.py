@@ -70,12 +70,12 @@ def running(plane: ControlPlane, folder: Path, namespace: str, place: tuple[str,
 def await_route(plane: ControlPlane, namespace: str, name: str) -> None:
     """Wait until the Gateway has taken a route, and knows all that it leads to."""
 
-    def taken(route: Any) -> bool:
+    def is_accepted(route: Any) -> bool:
         parents = route.get("status", {}).get("parents", [])
         conditions = {one["type"]: one["status"] for parent in parents for one in parent["conditions"]}
         return conditions.get("Accepted") == conditions.get("ResolvedRefs") == "True"
 
-    plane.eventually(f"/apis/{_API}/namespaces/{namespace}/httproutes/{name}", taken, within_s=120)
+    plane.eventually(f"/apis/{_API}/namespaces/{namespace}/httproutes/{name}", is_accepted, within_s=120)
 
 
 def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

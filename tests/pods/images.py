@@ -158,7 +158,7 @@ def _installed(distributions: Iterable[str]) -> dict[Path, Path]:
 
 
 def _closure(name: str, extras: frozenset[str], known: dict[str, frozenset[str]] | None = None) -> set[str]:
-    """A distribution and all that it needs here, by what is installed."""
+    """A distribution and all its requirements among the installed ones."""
     known = {} if known is None else known
     if extras <= known.get(name, frozenset()) and name in known:
         return set(known)
@@ -189,7 +189,7 @@ def _is_elf(file: Path) -> bool:
 
 
 def layer(file: Path, contents: Mapping[Path, Path | bytes]) -> Layer:
-    """Write a layer that anybody may read: what lies where, from a file here or from bytes."""
+    """Write a layer that any user may read, from files here or from bytes."""
     paths = [source for source in contents.values() if isinstance(source, Path)]
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
         # Installers link files of their caches: the same one under two names is two files there.

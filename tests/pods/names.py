@@ -1,4 +1,4 @@
-"""The names of Services as pods ask for them: what the DNS of a cluster answers, and no more than that."""
+"""The names of Services as pods look them up: the part of a cluster's DNS that they need."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Node:
     socket: Path
 
     def ctr(self, *arguments: str | Path) -> str:
-        """Run a command of containerd's client in the namespace of pods; returns what it prints."""
+        """Run a command of containerd's client in the namespace of pods; returns its output."""
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *map(str, arguments)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -85,7 +85,7 @@ def await_shares(host: tuple[str, int], wanted: dict[str, int]) -> None:
     eventually(shared_out, f"shares of {wanted}", within_s=200, every_s=2)
 
 
-def test_a_canary_gets_its_share_of_ten_thousand_requests_and_becomes_the_default(
+def test_canary_gets_its_share_and_becomes_the_default(
     cluster: Cluster, plane: ControlPlane, namespace: str, front: Front, record: Record
 ) -> None:
     """Within one percent, as on Azure; no change of shares loses a request, nor does the end of a version."""

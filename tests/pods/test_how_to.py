@@ -120,7 +120,7 @@ def test_the_code_of_the_how_to_deploys_asks_and_deletes(
     logits: np.ndarray,
     tmp_path: Path,
 ) -> None:
-    """Three pods are Healthy, each answer is what the model says, and of the service nothing is left."""
+    """Three pods are Healthy, each answer is the model's, and the service leaves nothing behind."""
     before = versions(cluster, namespace)
     assert main(["compute", "bind", "aks-gpu", "--namespace", namespace, *BINDING, *GPUS]) == 0
     for file in HOW_TO.glob("*.*"):

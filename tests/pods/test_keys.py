@@ -25,10 +25,10 @@ def status_with(address: str, key: str) -> int:
     return ask((address, 8080), message).status
 
 
-def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothing(
+def test_replacing_a_key_does_not_disturb_callers_of_the_other(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
-    """The nodes look at the Secret at once, the pods follow it without a restart, and the old key is nobody's."""
+    """The nodes read the Secret at once, the pods follow without a restart, and the old key is refused."""
     list(apply(cluster, digits(namespace, replicas=3)))
     service = ClusterService(cluster, namespace, "digits")
     await_ready(service)

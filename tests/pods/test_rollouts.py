@@ -23,7 +23,7 @@ from stoker_cluster.scale_access import ClusterDeployment
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
-def test_eight_pods_on_eight_gpus_change_their_image_without_a_lost_request(
+def test_eight_pods_on_eight_gpus_change_their_image_without_losses(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
     """Seven can always score, each request has the answer of the old model or of the new one, and it ends."""
@@ -47,7 +47,7 @@ def test_eight_pods_on_eight_gpus_change_their_image_without_a_lost_request(
 def test_six_of_eight_pods_are_taken_away_without_a_lost_request(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
-    """They finish what they have, and those that stay are the same ones."""
+    """They finish their requests, and the remaining pods are the same ones as before."""
     service = ClusterService(cluster, namespace, "digits")
     list(apply(cluster, digits(namespace, replicas=8)))
     await_ready(service)

@@ -52,7 +52,7 @@ def routed(cluster: Cluster, namespace: str) -> ClusterService:
     return service
 
 
-def test_one_pod_on_its_gpu_changes_its_image_behind_a_router_without_a_lost_request(
+def test_single_pod_behind_a_router_changes_its_image_without_losses(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
     """They wait for the next pod, as long as that takes, in the router of before."""
@@ -71,10 +71,10 @@ def test_one_pod_on_its_gpu_changes_its_image_behind_a_router_without_a_lost_req
     assert {one.factor for one in load.answered[-50:]} == {3}
 
 
-def test_a_router_is_replaced_while_there_is_no_pod_without_a_lost_request(
+def test_router_without_pods_is_replaced_without_losses(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
-    """Those that wait in the router that goes are told of the pod that comes, as those of its successor are."""
+    """Requests that wait in the old router reach the new pod, as those of its successor do."""
     service = routed(cluster, namespace)
     before = set(ready_routers(cluster, namespace))
     with Load(place(cluster, namespace), factors=(2, 3), patience_s=PATIENCE_S) as load:

@@ -1,4 +1,4 @@
-"""Runs in real pods: their files are in the workspace, which the pods mount, and a killed pod is told."""
+"""Runs in real pods: they mount the workspace with their files, and a killed pod ends its run with the reason."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_runs_in_pods(bench: Bench, tmp_path: Path) -> None:
     """One writes its files, one is killed with all its processes, and one waits for a second node."""
     assert bench.engine.check()[0].startswith("Python 3.")
     job = bench.job(WRITES, tmp_path)
-    bench.started(job)
-    assert bench.ended(job).exit["outcome"] == "exited"
+    bench.start(job)
+    assert bench.finish(job).exit["outcome"] == "exited"
     assert (job.folder.path / "outputs/seen.txt").read_text().startswith("stoker-")
     assert '"accuracy"' in (job.place / "metrics.jsonl").read_text()
 
     job = bench.job(WAITS, tmp_path)
-    bench.started(job)
-    bench.says(job, "begun")
+    bench.start(job)
+    bench.wait_for_output(job, "begun")
     # The agent is a fork of the worker.
     worker = min(
         int(path.parent.name)
@@ -87,7 +87,7 @@ def test_runs_in_pods(bench: Bench, tmp_path: Path) -> None:
     engine.clean(job)
 
     job = bench.job(WAITS, tmp_path, nodes=2)
-    bench.started(job)
-    bench.until(job, lambda state: "anti-affinity" in state.reason)
+    bench.start(job)
+    bench.wait_until(job, lambda state: "anti-affinity" in state.reason)
     bench.engine.stop(job, 0.0, "canceled")
     bench.engine.clean(job)

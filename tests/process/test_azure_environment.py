@@ -1,4 +1,4 @@
-"""A server in the environment of an Azure image: nothing on the command line says what is served."""
+"""A server in the environment of an Azure image: no option names the model."""
 
 import json
 from pathlib import Path

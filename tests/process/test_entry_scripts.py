@@ -100,7 +100,7 @@ def test_output_of_a_script_is_logged_with_the_request_id(server: LiveServer) ->
     wait_until(lambda: wanted <= lines(), "the lines of the script")
 
 
-def test_children_of_a_script_serve_nobody(server: LiveServer) -> None:
+def test_children_of_a_script_answer_no_requests(server: LiveServer) -> None:
     """Those that come back from `init` and `run` have ended; a pool of processes works as elsewhere."""
     assert ask(server, b'"pool"').json() == [1, 2]
     assert ask(server, b'"fork"').json() == "cat dog"

@@ -86,7 +86,7 @@ def _asks_with(callers: Callers, key: str) -> bool:
 
 
 def test_shown_keys_are_the_valid_ones(serve: Serve, doubler: Path) -> None:
-    """`stoker keys show` prints what the server takes, and the keys stay what they are over a restart."""
+    """`stoker keys show` prints the keys that the server takes, and they stay over a restart."""
     first = serve(doubler, "--frontends", "1", given_keys=False)
     shown = run_stoker("keys", "show", "primary", "--workspace", first.workspace).stdout.strip()
     assert first.score([1, 2, 3, 4], key=shown).status == 200

@@ -1,4 +1,4 @@
-"""Processes that are killed: who notices, what is lost, and how it comes back."""
+"""Processes that are killed: losses, refusals, recovery."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ready_everywhere(server: LiveServer, frontends: int) -> bool:
 
 @pytest.fixture(scope="module")
 def two_frontends(tmp_path_factory: pytest.TempPathFactory, doubler: Path) -> Iterator[LiveServer]:
-    """A server that comes back from what the tests do to it."""
+    """A server that comes back after each test's faults."""
     with LiveServer(tmp_path_factory.mktemp("two"), doubler, "--frontends", "2") as server:
         yield server
 
@@ -85,7 +85,7 @@ def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer)
 
 
 def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: LiveServer) -> None:
-    """Only what it held is lost, as 503; readiness says so; the same frontends are ready again and answer rightly."""
+    """Only its requests are lost, as 503, and readiness is false; the same frontends are then ready and right."""
     server = two_frontends
     frontends = set(server.frontend_pids())
     (device,) = server.device_pids()
@@ -284,7 +284,7 @@ def test_rows_of_a_killed_frontend_do_not_run(serve: Serve, tmp_path: Path) -> N
 
 
 def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> None:
-    """Frontends and devices end by themselves, even while a script runs; whoever is let in has an answer."""
+    """Frontends and devices end by themselves, even while a script runs; each admitted request has an answer."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
     server = serve(script, "--frontends", "2", "--timeout-ms", "600000")
     assert len(server.pids()) >= 4
@@ -310,7 +310,7 @@ def _answer_of_a_newcomer(server: LiveServer) -> Answer | None:
 
 
 def test_a_device_that_keeps_dying_is_tried_again_ever_more_slowly(serve: Serve, tmp_path: Path) -> None:
-    """The delay before a restart doubles; meanwhile requests are told that nothing is ready, and health answers."""
+    """The delay before a restart doubles; meanwhile requests get `not_ready`, and health answers."""
     script = write_script(
         tmp_path / "mortal",
         "import os, pathlib\n"

@@ -1,4 +1,4 @@
-"""Several times what a device can do: who is refused at once, who is answered in time, and what is left behind."""
+"""Several times a device's load: early refusals, answers in time, and the state afterwards."""
 
 from __future__ import annotations
 

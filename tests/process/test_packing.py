@@ -203,9 +203,7 @@ if "stoker.cli" in sys.orig_argv:
 """Imported by the supervisor at its start: to it the first process is worn as soon as there is a file `worn`."""
 
 
-def test_a_worn_process_is_recycled_and_nobody_notices(
-    serve: Serve, repository: Path, tmp_path: Path
-) -> None:
+def test_worn_process_is_recycled_without_losses(serve: Serve, repository: Path, tmp_path: Path) -> None:
     """Its models move to another process one by one under load, and it ends."""
     (tmp_path / "sitecustomize.py").write_text(WORN, encoding="utf-8")
     server = serve(

@@ -29,7 +29,7 @@ def run(batch):
 
 @pytest.mark.long
 def test_a_script_is_profiled_and_can_be_served(tmp_path: Path) -> None:
-    """From its path to a deployment file; what is profile is the load that is expected."""
+    """The way from its path to a deployment file; the profile has the expected load."""
     script, output = tmp_path / "slow.py", tmp_path / "deployment.yaml"
     script.write_text(SCRIPT)
     sizes = tmp_path / "sizes.yaml"

@@ -1,4 +1,4 @@
-"""Replicas: several device processes that serve one model, and what the death of one of them costs."""
+"""Replicas: several device processes that serve one model, and the cost of one's death."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _answering(server: LiveServer) -> set[int]:
 
 
 def test_a_replica_that_is_killed_under_load_costs_its_own_rows(serve: Serve, tmp_path: Path) -> None:
-    """Three were asked for, two cores allow two; one is killed: the service stays ready, and it comes back."""
+    """Of three, two cores allow two; one is killed: the service stays ready, and the replica comes back."""
     with _two_cores():
         script = write_script(tmp_path / "doubler", SCRIPT)
         server = serve(script, "--replicas", "3", "--device", "cpu", "--frontends", "1")

@@ -61,7 +61,7 @@ class Puppet:
 
 
 class Routed:
-    """A router that runs, and what can be asked of it."""
+    """A router that runs, with its addresses."""
 
     def __init__(self, **settings: Any) -> None:
         ports = {"port": free_port(), "metrics_port": free_port(), "drain_grace_s": 0.0, "hold_s": 20.0}
@@ -199,7 +199,7 @@ def test_the_only_server_is_replaced_without_a_lost_request() -> None:
 
 
 class Known:
-    """Servers that a router is told of, in the place of names."""
+    """A fixed set of servers, in the place of names."""
 
     def __init__(self) -> None:
         self.servers: frozenset[Server] = frozenset()
@@ -213,7 +213,7 @@ class Known:
 def test_a_request_that_waits_finds_the_server_that_comes(
     ends: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in a HAProxy that takes no connections any more: it is told of servers as long as anything waits there."""
+    """A HAProxy that takes no new connections also learns of servers, as long as requests wait there."""
     caplog.set_level("INFO")
 
     async def has_logged_change() -> bool:
@@ -305,7 +305,7 @@ def test_weights_are_kept_exactly_and_the_header_chooses(caplog: pytest.LogCaptu
 
 
 def test_a_new_haproxy_takes_over_without_a_lost_request(caplog: pytest.LogCaptureFixture) -> None:
-    """A setting that HAProxy cannot change as it runs: no caller is refused, and what is under way is answered."""
+    """The setting needs a new HAProxy: no caller is refused, and requests under way are answered."""
     caplog.set_level("INFO")
 
     async def take_over() -> None:
@@ -326,7 +326,7 @@ def test_a_new_haproxy_takes_over_without_a_lost_request(caplog: pytest.LogCaptu
 
 
 def test_a_refusal_is_tried_elsewhere_but_not_without_end() -> None:
-    """503 of one server is another's request; where all refuse they are asked a few times, and soon once only."""
+    """503 of one server goes to another; where all refuse, a few tries are made, and soon one only."""
 
     async def refuse() -> None:
         puppet = Puppet("p")

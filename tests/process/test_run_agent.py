@@ -1,4 +1,4 @@
-"""The agent of runs with real processes: nothing of a script outlives its end, which is told as it was."""
+"""The agent of runs with real processes: no process of a script outlives it, and its exit record is right."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    """Makes the folder of an attempt with a script; what is left of it at the end is killed."""
+    """Makes the folder of an attempt with a script; its remaining processes are killed at the end."""
     folders: list[Path] = []
 
     def make(script: str, **given: Any) -> Path:
@@ -83,7 +83,7 @@ def until(condition: Callable[[], Any], failure: str) -> Any:
     return found
 
 
-def ended(folder: Path) -> dict[str, Any]:
+def wait_for_exit(folder: Path) -> dict[str, Any]:
     """How it ended, once nothing of it is left."""
     until(lambda: not observing.observe(folder)["alive"], "the attempt is alive")
     found = json.loads((folder / "exit.json").read_text())
@@ -96,7 +96,7 @@ def in_process(folder: Path) -> dict[str, Any]:
     subprocess.run(
         [sys.executable, "-S", "-m", "stoker_run", "start", folder], check=True, timeout=PROGRAM_S, env=ENV
     )
-    return ended(folder)
+    return wait_for_exit(folder)
 
 
 PACKAGES = [str(Path(package.__file__).parents[1]) for package in (stoker_run, stoker_base)]
@@ -156,14 +156,14 @@ def test_failed_start_has_its_reason(given: dict[str, Any], reason: str, attempt
 
 
 def test_an_attempt_is_started_once(zipped: Path, attempt: Attempt) -> None:
-    """Neither beside a living agent nor after its end; what is refused starts nothing."""
+    """A second start does nothing beside a living agent and after its end; a refused one starts nothing."""
     folder = attempt("import time; time.sleep(600)")
     detached(zipped, folder)
     command = [sys.executable, "-S", zipped, "start", folder]
     second = subprocess.run(command, capture_output=True, check=False)
     assert (second.returncode, b"another agent has" in second.stderr) == (3, True)
     observing.stop(folder, 0.0)
-    assert ended(folder)["reason"] == "canceled"
+    assert wait_for_exit(folder)["reason"] == "canceled"
     third = subprocess.run(command, capture_output=True, check=False)
     assert (third.returncode, b"an attempt is started once" in third.stderr) == (3, True)
     (folder / "start.json").write_text("{}")
@@ -178,7 +178,7 @@ def test_nothing_is_left_after_a_stop(zipped: Path, attempt: Attempt) -> None:
     until(lambda: b"ready" in (folder / "log_0.txt").read_bytes(), "the script is not ready")
     assert len(living(folder)) == 3
     observing.stop(folder, 0.2)
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"], found["traceback"]) == ("stopped", "canceled", None)
     assert living(folder) == []
 
@@ -208,7 +208,7 @@ def test_a_lease_that_is_not_renewed_ends_the_script(zipped: Path, attempt: Atte
     folder = attempt("import time; print('up'); time.sleep(600)", lease_s=0.5, grace_s=0.1)
     replace_json(folder / "lease.json", {"renewal": 0})
     detached(zipped, folder)
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 0.5 s")
 
 
@@ -221,13 +221,13 @@ def test_a_lease_counts_from_the_heartbeat_that_it_answers(zipped: Path, attempt
     until((folder / "heartbeat.json").exists, "there is no heartbeat")
     heard_s = json.loads((folder / "heartbeat.json").read_bytes())["up_s"]
     replace_json(folder / "lease.json", {"heard_s": heard_s - 121})
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 60 s")
     assert living(folder) == []
 
 
 def test_a_script_that_takes_too_long_is_ended(attempt: Attempt) -> None:
-    """By the agent alone, whoever is there to ask."""
+    """The agent ends it alone."""
     found = in_process(attempt("import time; time.sleep(600)", max_duration_s=0.1, grace_s=0.1))
     assert (found["outcome"], found["reason"]) == ("timed_out", "ran longer than 0.1 s")
 

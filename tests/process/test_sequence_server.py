@@ -1,4 +1,4 @@
-"""Servers of models that keep state: a script whose process is killed, and a model that is told of its sequences."""
+"""Servers of models that keep state: a script whose process is killed, and a model with control inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc_triton
 import tritonclient.http as triton
 from tests.http.raw_http import Answer, bearer, request
 from tests.live_server import LiveServer, free_port, wait_until
-from tests.tiny_models import write_script, write_told
+from tests.tiny_models import write_script, write_sequence_controls
 from tritonclient.utils import InferenceServerException
 
 SCRIPT = """
@@ -54,7 +54,7 @@ models:
     device: cpu
     instances: 2
     sequence: {}
-  - path: models/told
+  - path: models/controls
     device: cpu
 """
 GRPC_PORT = free_port()
@@ -65,8 +65,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A script that remembers its inputs, and a model of Triton's that answers with its control inputs."""
     scratch = tmp_path_factory.mktemp("sequences")
     write_script(scratch / "models" / "hears", SCRIPT)
-    write_told(scratch / "models" / "told" / "1" / "model.onnx")
-    (scratch / "models" / "told" / "config.pbtxt").write_text(CONFIG)
+    write_sequence_controls(scratch / "models" / "controls" / "1" / "model.onnx")
+    (scratch / "models" / "controls" / "config.pbtxt").write_text(CONFIG)
     deployment = scratch / "deployment.yaml"
     deployment.write_text(DEPLOYMENT)
     with LiveServer(scratch, "--config", deployment, "--grpc-port", str(GRPC_PORT)) as running:
@@ -115,20 +115,20 @@ def test_a_model_with_sequence_batching_gets_control_inputs(server: LiveServer) 
         by_grpc = grpc_triton.InferInput("x", [1, 1], "FP32").set_data_from_numpy(x)
         seen: list[Any] = []
         for step in flags:
-            seen.append(http.infer("told", [by_http], sequence_id=7, **step))
-            seen.append(grpc.infer("told", [by_grpc], sequence_id=8, **step))
+            seen.append(http.infer("controls", [by_http], sequence_id=7, **step))
+            seen.append(grpc.infer("controls", [by_grpc], sequence_id=8, **step))
         assert [answer.as_numpy("y")[0].tolist() for answer in seen] == [
             [5, start, end, 1, name] for start, end in ((1, 0), (0, 0), (0, 1)) for name in (7, 8)
         ]
         with pytest.raises(InferenceServerException, match="a number from 1 to 9223372036854775807"):
-            http.infer("told", [by_http], sequence_id="seven", sequence_start=True)
-        assert [given["name"] for given in http.get_model_metadata("told")["inputs"]] == ["x"]
-        config = http.get_model_config("told")
+            http.infer("controls", [by_http], sequence_id="seven", sequence_start=True)
+        assert [given["name"] for given in http.get_model_metadata("controls")["inputs"]] == ["x"]
+        config = http.get_model_config("controls")
         assert [given["name"] for given in config["input"]] == ["x"]
         controls = config["sequence_batching"]["control_input"]
         assert [given["name"] for given in controls] == ["START", "END", "READY", "CORRID"]
         assert controls[3]["control"] == [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_INT64"}]
-        by_proto = grpc.get_model_config("told", as_json=True)["config"]["sequence_batching"]
+        by_proto = grpc.get_model_config("controls", as_json=True)["config"]["sequence_batching"]
         assert by_proto["control_input"][1] == {
             "name": "END",
             "control": [{"kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0.0, 1.0]}],

@@ -131,14 +131,14 @@ def test_a_second_signal_ends_at_once(serve: Serve, tmp_path: Path, first: signa
         server.signal(first)
         wait_until(lambda: _port_is_closed(server) or _draining(server), "the first signal has arrived")
         # One that comes at once counts as the same: timeout(1) signals the process and then its group.
-        wait_until(lambda: _ended_by(server, signal.SIGTERM), "the server has ended", every_s=0.3)
+        wait_until(lambda: _ends_by(server, signal.SIGTERM), "the server has ended", every_s=0.3)
 
     assert server.wait() == 1
     wait_until(lambda: not server.pids(), "no process is left")
     assert "Traceback" not in server.output()
 
 
-def _ended_by(server: LiveServer, number: signal.Signals) -> bool:
+def _ends_by(server: LiveServer, number: signal.Signals) -> bool:
     server.signal(number)
     return server.process.poll() is not None
 
@@ -189,7 +189,7 @@ def test_a_signal_while_the_model_loads_ends_at_once(
 
 
 def test_a_signal_while_a_further_model_loads_waits_for_no_load(serve: Serve, tmp_path: Path) -> None:
-    """Its caller is told that the server shuts down; what is served ends as ever."""
+    """Its caller gets the error that the server shuts down; served requests end as usual."""
     workspace, loading = tmp_path / "workspace", tmp_path / "loading"
     served = write_script(tmp_path / "served", "def init(): pass\ndef run(raw_data): return raw_data\n")
     slow = write_script(

@@ -1,4 +1,4 @@
-"""Starting: what a server needs, what it says when something is missing, and what its processes hold."""
+"""Starting: prerequisites of a server, its errors, and descriptors of its processes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _answers(port: int) -> bool:
 
 
 def test_without_auth_no_key_is_needed(serve: Serve, doubler: Path) -> None:
-    """`--no-auth` is said at the start, and then any key or none is good, but not the name of any page."""
+    """The start prints `--no-auth`, and then any key or none is good, but not any page's host name."""
     server = serve(doubler, "--no-auth", "--frontends", "1", given_keys=False)
 
     assert server.score([1, 2, 3, 4], key="any-key-at-all").json() == [[2, 4, 6, 8]]
@@ -162,7 +162,7 @@ def test_a_broken_model_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_a_script_that_does_not_start_is_shown_with_its_traceback(
     tmp_path: Path, text: str, reason: str
 ) -> None:
-    """Exit code 3 as on Azure, the script's traceback, and what the model folder holds."""
+    """Exit code 3 as on Azure, the script's traceback, and the content of the model folder."""
     script = write_script(tmp_path / "failing", text)
     (script.parent / "weights").mkdir()
     (script.parent / "weights" / "layer.bin").write_bytes(b"0")
@@ -187,9 +187,7 @@ def test_a_script_that_does_not_start_is_shown_with_its_traceback(
     ],
     ids=["no run", "wrong rows"],
 )
-def test_a_script_that_breaks_the_contract_stops_the_start_with_the_reason(
-    tmp_path: Path, text: str, reason: str
-) -> None:
+def test_script_that_breaks_the_contract_stops_the_start(tmp_path: Path, text: str, reason: str) -> None:
     """A script without what Azure asks for: exit code 3 and the reason."""
     script = write_script(tmp_path / "odd", text)
 

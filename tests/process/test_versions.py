@@ -169,7 +169,7 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Path, doubler: Path) -> None:
-    """A server that polls serves what is registered; labels move without a restart, for all protocols."""
+    """A server that polls serves registered versions; labels move without a restart, for all protocols."""
     workspace, grpc_port = tmp_path / "workspace", free_port()
 
     def stoker(*arguments: str | Path) -> None:
@@ -226,7 +226,7 @@ HANGS_FOR_S = 40
 
 @pytest.mark.interrupts
 @pytest.mark.long
-def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
+def test_hanging_load_of_a_script_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
     """The caller learns the remedy, the process is gone, the log shows where it hung, and other models serve on."""
     repository = tmp_path / "repository"
     for path, text in (("echo/1", ECHO), ("echo/2", HANGS)):

@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine, with GPUs that it is told of."""
+"""A Ray cluster of three nodes on this machine, with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _write_autoscaling(folder: Path, port: int) -> Path:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill what a cluster has left: its autoscaler ends without its nodes."""
+    """Kill the cluster's remaining processes: its autoscaler ends without its nodes."""
     for pid, _ in marked_processes(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

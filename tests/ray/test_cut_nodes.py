@@ -104,7 +104,7 @@ def node(cluster: Cluster, cores: int, cable: Cable | None = None) -> Iterator[s
                     os.kill(pid, signal.SIGKILL)
 
 
-def until_printed(run: RunFolder, words: str, attempt: int = 1) -> None:
+def wait_for_output(run: RunFolder, words: str, attempt: int = 1) -> None:
     log = log_file(run, attempt)
     wait_until(
         lambda: log.exists() and words in log.read_text(), f"{run.id} prints {words}", timeout_s=_WAIT_S
@@ -118,7 +118,7 @@ def processes_of(run: RunFolder, attempt: int) -> set[int]:
     return ours & others
 
 
-def is_given_up(cluster: Cluster, workspace: Workspace, run: RunFolder) -> bool:
+def has_dead_worker(cluster: Cluster, workspace: Workspace, run: RunFolder) -> bool:
     """Whether Ray believes that the worker of the first attempt has ended."""
     assigned = {"attempt": str(run.attempt(1))}
     (worker,) = [
@@ -144,7 +144,7 @@ def assert_continued(run: RunFolder, workspace: Workspace) -> None:
 def test_an_attempt_goes_on_as_long_as_its_node_does(
     workspace: Workspace, tmp_path: Path, cut_cluster: Cluster, cable: Cable
 ) -> None:
-    """Cut off for 20 s, and until Ray believes it dead: what is heard of in the workspace goes on alone.
+    """It is cut off for 20 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
 
     A run that ends meanwhile has ended well. One that has not is lost when the cable is back: the raylet ends then.
     """
@@ -152,19 +152,23 @@ def test_an_attempt_goes_on_as_long_as_its_node_does(
     with node(cut_cluster, 16, cable):
         one = submitted(workspace, LINES, tmp_path / "1", arguments=(str(go),), attempts=2, cores=8)
         two = submitted(workspace, EPOCHS, tmp_path / "2", arguments=(str(lock),), attempts=2, cores=8)
-        until_printed(one, "line 3")
-        until_printed(two, "epoch 3")
+        wait_for_output(one, "line 3")
+        wait_for_output(two, "epoch 3")
         with node(cut_cluster, 8):
             cable.pull()
             time.sleep(20)
             cable.plug()
             assert (one.state().status, one.state().attempt) == (Status.RUNNING, 1)
             wait_until(
-                lambda: not is_given_up(cut_cluster, workspace, one), "Ray has both nodes", timeout_s=_WAIT_S
+                lambda: not has_dead_worker(cut_cluster, workspace, one),
+                "Ray has both nodes",
+                timeout_s=_WAIT_S,
             )
             cable.pull()
             wait_until(
-                lambda: is_given_up(cut_cluster, workspace, two), "Ray gives the node up", timeout_s=_WAIT_S
+                lambda: has_dead_worker(cut_cluster, workspace, two),
+                "Ray gives the node up",
+                timeout_s=_WAIT_S,
             )
             go.touch()
             assert_completed(one, workspace, 1)
@@ -186,10 +190,10 @@ def test_a_node_that_is_silent_for_long_is_lost(
         one = submitted(
             workspace, EPOCHS, tmp_path / "1", arguments=(str(tmp_path / "lock"),), cores=4, **options
         )
-        until_printed(one, "epoch 3")
+        wait_for_output(one, "epoch 3")
         with node(cut_cluster, 8) as hung:
             two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **options)
-            until_printed(two, "saving")
+            wait_for_output(two, "saving")
             with node(cut_cluster, 12):
                 stopped = [pid for pid in descendants(hung.pid) if read_stat(pid)[0] != b"raylet"]
                 for pid in stopped:
@@ -199,7 +203,7 @@ def test_a_node_that_is_silent_for_long_is_lost(
                     [*inside, "mount", "-t", "tmpfs", "-o", "ro", "none", workspace.root], check=True
                 )
                 cable.pull()
-                until_printed(two, "saving", attempt=2)
+                wait_for_output(two, "saving", attempt=2)
                 woken_s = time.monotonic()
                 for pid in stopped:
                     os.kill(pid, signal.SIGCONT)

@@ -87,7 +87,7 @@ def submitted(workspace: Workspace, script: str, tmp_path: Path, **options: obje
     return submit(Request(definition, source), workspace)[0]
 
 
-def ended(run: RunFolder) -> RunState:
+def wait_for_end(run: RunFolder) -> RunState:
     wait_until(lambda: run.state().is_terminal, f"{run.id} ends", timeout_s=_WAIT_S, every_s=0.2)
     return run.state()
 
@@ -108,7 +108,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_another_node(
     first = log_file(run, 1)
     wait_until(lambda: first.exists() and "epoch 3" in first.read_text(), "epoch 3", timeout_s=_WAIT_S)
     kill_node(next(node for node in nodes if is_on(run, node)))
-    state = ended(run)
+    state = wait_for_end(run)
     assert (state.status, state.attempt) == (Status.COMPLETED, 2)
     assert first.read_text() == "".join(f"epoch {number}\n" for number in range(4))
     assert log_file(run, 2).read_text() == "".join(f"epoch {number}\n" for number in range(3, 6))
@@ -129,7 +129,7 @@ def test_the_only_attempt_is_lost_with_its_node(
         wait_until(lambda: log_file(run, 1).exists(), "the script begins", timeout_s=_WAIT_S)
         wait_until(lambda: run.state().status is Status.RUNNING, "its runner sees it", timeout_s=_WAIT_S)
         kill_node(node)
-        state = ended(run)
+        state = wait_for_end(run)
     assert state.status is Status.FAILED
     assert state.error is not None
     assert (state.error.code, state.error.message) == ("NodeLost", "the daemon of its node has ended")
@@ -147,7 +147,7 @@ def test_a_script_that_ignores_sigterm_is_cancelled(workspace: Workspace, tmp_pa
     log = log_file(run, 1)
     wait_until(lambda: log.exists() and "ready" in log.read_text(), "the script begins", timeout_s=_WAIT_S)
     run.request_cancel("", 1)
-    assert ended(run).status is Status.CANCELED
+    assert wait_for_end(run).status is Status.CANCELED
     assert [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run.id}")] == []
 
 

@@ -38,7 +38,7 @@ def scaling_cluster() -> Iterator[Cluster]:
 def test_nodes_come_with_runs_and_go_after_them(
     scaling_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of five runs three have the nodes, two say what they wait for; all logs outlive the nodes."""
+    """Of five runs three have the nodes, two show their reason to wait; all logs outlive the nodes."""
     monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     ws = Workspace.from_config()

@@ -49,7 +49,7 @@ class Service:
         )
 
     def done(self, action: str, *arguments: object) -> str:
-        """Run a command that succeeds; returns what it printed."""
+        """Run a command that succeeds; returns its output."""
         done = self.run(action, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -91,7 +91,7 @@ def answers(server: LiveServer, rows: np.ndarray) -> np.ndarray:
         return client.score_many(rows, batch_rows=1024)
 
 
-def taken(frame: Any, *names: str) -> list[np.ndarray]:
+def ids_and_values(frame: Any, *names: str) -> list[np.ndarray]:
     """The ids in the order in which they come, and the values of a column."""
     table = frame.select("id", *names).toArrow()
     found = [table["id"].to_numpy()]
@@ -110,7 +110,7 @@ def test_a_server_scores_rows_in_their_order(
     caplog.set_level(logging.DEBUG)
     result = scored(frame, f"http://127.0.0.1:{server.port}/score", PRIMARY, "x", "y array<float>")
     assert result.columns == ["id", "x", "a", "b", "c", "d", "y"]
-    ids, values = taken(result, "y")
+    ids, values = ids_and_values(result, "y")
     assert ids.tolist() == list(range(ROWS))
     assert values.tobytes() == answers.tobytes()
     result.explain(mode="formatted")
@@ -128,13 +128,13 @@ def test_columns_together_are_a_row(frame: Any, server: LiveServer, answers: np.
     """As an array of their numbers is."""
     address = f"http://127.0.0.1:{server.port}/score"
     first_rows = frame.where("id < 5000")
-    _, values = taken(scored(first_rows, address, PRIMARY, list("abcd"), "y array<float>"), "y")
+    _, values = ids_and_values(scored(first_rows, address, PRIMARY, list("abcd"), "y array<float>"), "y")
     assert values.tobytes() == answers[:5000].astype(np.float32).tobytes()
 
 
 def test_executors_run_a_file(frame: Any, model: Path, answers: np.ndarray) -> None:
     """They need no server: Spark sends them the file."""
-    ids, values = taken(scored(frame, model, None, "x", "y array<float>"), "y")
+    ids, values = ids_and_values(scored(frame, model, None, "x", "y array<float>"), "y")
     assert ids.tolist() == list(range(ROWS))
     np.testing.assert_allclose(values, answers, rtol=1e-6)
 

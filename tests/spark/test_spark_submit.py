@@ -132,7 +132,7 @@ def test_a_script_runs_on_a_cluster(
     """Its modules and packages are with the executors; log, metrics and outputs are in the run's folder."""
     attach_standalone(head, cluster)
     assert f"Spark 4.3.0, master {cluster.master}" in capsys.readouterr().out
-    folder, _ = project.ended(SCRIPT, environment_file="requirements.txt", target="hdi")
+    folder, _ = project.run_to_end(SCRIPT, environment_file="requirements.txt", target="hdi")
     check_results(folder, cluster.master)
     (packages,) = [line for line in log(folder).splitlines() if line.startswith("packages ")]
     assert "'1.5'" in packages
@@ -142,7 +142,7 @@ def test_a_script_runs_on_a_cluster(
 def test_a_failing_script_says_why(project: Project, head: Sshd, cluster: SparkCluster) -> None:
     """Its exception is the run's."""
     attach_standalone(head, cluster)
-    _, state = project.ended("raise ValueError('no data')\n", target="hdi")
+    _, state = project.run_to_end("raise ValueError('no data')\n", target="hdi")
     assert state.status is Status.FAILED
     assert state.error is not None
     assert state.error.message == "ValueError: no data"
@@ -152,7 +152,7 @@ def test_a_cancel_ends_the_application(project: Project, head: Sshd, cluster: Sp
     """The cluster has none then, and the head node no process."""
     attach_standalone(head, cluster)
     folder = project.submit(SLEEPER, target="hdi", grace_s=PROGRAM_S)
-    project.until_printed(folder, "ready")
+    project.wait_for_output(folder, "ready")
     assert cluster.applications() == [f"{folder.id}-1"]
     folder.request_cancel("enough", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
@@ -164,7 +164,7 @@ def test_python_runs_a_script_on_the_head_node(project: Project, head: Sshd, clu
     """Where its framework is Python: it has no Spark then."""
     attach_standalone(head, cluster)
     script = "import os\nprint(sorted(name for name in os.environ if name.startswith('SPARK_')))\n"
-    folder, state = project.ended(script, target="hdi", framework="python")
+    folder, state = project.run_to_end(script, target="hdi", framework="python")
     assert state.status is Status.COMPLETED
     assert log(folder) == "['SPARK_LOCAL_IP']\n"
 
@@ -172,14 +172,14 @@ def test_python_runs_a_script_on_the_head_node(project: Project, head: Sshd, clu
 def test_yarn_starts_the_driver_elsewhere(project: Project, head: Sshd, yarn: Path) -> None:
     """It leaves log, metrics and outputs, and what it has put into the cluster's file system is gone."""
     attach(head, deploy_mode="cluster")
-    folder, _ = project.ended(
+    folder, _ = project.run_to_end(
         SCRIPT, environment_file="requirements.txt", target="hdi", variables={"GREETING": "it's me"}
     )
     check_results(folder, "local[1]")
     assert "packages {('1.5', " in log(folder)
     assert list((yarn / "files" / ".stoker").iterdir()) == []
     script = "import os, sys\nprint(os.environ['GREETING'])\nopen('logs/l', 'w').close()\nsys.exit(3)\n"
-    folder, state = project.ended(script, target="hdi", variables={"GREETING": "it's me"})
+    folder, state = project.run_to_end(script, target="hdi", variables={"GREETING": "it's me"})
     assert (state.status, state.exit_status) == (Status.FAILED, 3)
     assert "it's me\n" in log(folder)
     assert (folder.logs / "l").exists()

@@ -19,7 +19,9 @@ from tests.targets.sshd import Sshd
 from tests.tiny_models import write_doubler
 
 from stoker.errors import OperatorError
-from stoker.models.remote_files import Mirror, open_store, send
+from stoker.models.mirrors import Mirror
+from stoker.models.remote_stores import open_store
+from stoker.models.remote_writing import send
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_missing_file_and_missing_key_end_the_start_with_the_address(s3: Store, 
 _FETCH = """
 import sys
 from pathlib import Path
-from stoker.models.remote_files import Mirror
+from stoker.models.mirrors import Mirror
 Mirror("s3://bucket/large", Path(sys.argv[1])).update()
 """
 
@@ -194,7 +196,8 @@ print(store)
 _GOOGLE = """
 import sys
 from pathlib import Path
-from stoker.models.remote_files import Mirror, send
+from stoker.models.mirrors import Mirror
+from stoker.models.remote_writing import send
 source, cache = map(Path, sys.argv[1:])
 send({"deep/weights": source}, "gs://bucket/model")
 mirror = Mirror("gs://bucket/model", cache)

@@ -53,12 +53,13 @@ class Bench:
         folder = self.store.create(record, RunState())
         return Job(folder, record, 1, self.workspace.snapshots_dir)
 
-    def started(self, job: Job) -> None:
+    def start(self, job: Job) -> None:
+        """Prepare and start an attempt."""
         notes: list[str] = []
         self.engine.prepare(job, notes.append)
         self.engine.start(job)
 
-    def until(self, job: Job, reached: Callable[[AttemptState], bool]) -> AttemptState:
+    def wait_until(self, job: Job, reached: Callable[[AttemptState], bool]) -> AttemptState:
         end_s = time.monotonic() + PROGRAM_S
         while time.monotonic() < end_s:
             sight = self.engine.observe(job)
@@ -66,17 +67,18 @@ class Bench:
             if reached(sight):
                 return sight
             time.sleep(0.05)
-        raise AssertionError(f"it came to nothing: {self.engine.observe(job)}")
+        raise AssertionError(f"not reached: {self.engine.observe(job)}")
 
-    def ended(self, job: Job) -> AttemptState:
-        sight = self.until(job, lambda one: one.presence is Presence.ENDED)
+    def finish(self, job: Job) -> AttemptState:
+        """Wait for the end of an attempt, fetch its outputs, and clean up."""
+        sight = self.wait_until(job, lambda one: one.presence is Presence.ENDED)
         self.engine.pull(job, final=True)
         self.engine.clean(job)
         return sight
 
-    def says(self, job: Job, words: str) -> None:
+    def wait_for_output(self, job: Job, words: str) -> None:
         """Wait until the script has printed this."""
-        self.until(job, lambda _: words in self.log(job.folder))
+        self.wait_until(job, lambda _: words in self.log(job.folder))
 
     @staticmethod
     def log(folder: RunFolder, attempt: int = 1) -> str:

@@ -145,7 +145,7 @@ def test_autolog_of_keras_logs_into_the_run(workspace: Workspace, tmp_path: Path
     """`mlflow.keras.autolog` with the real MLflow and Keras: values of each epoch, parameters, a summary."""
     (packages,) = MLFLOW.parents[1].glob("lib/python3*/site-packages")
     project = Project(tmp_path / "digits", workspace)
-    folder, state = project.ended(WITH_AUTOLOG, variables={"PACKAGES_OF_MLFLOW": str(packages)})
+    folder, state = project.run_to_end(WITH_AUTOLOG, variables={"PACKAGES_OF_MLFLOW": str(packages)})
     printed = (folder.attempt(1) / "log_0.txt").read_text()
     assert state.status is Status.COMPLETED, printed
     losses = json.loads(printed.splitlines()[-1])

@@ -41,8 +41,8 @@ def test_a_script_runs_and_its_files_come_back(bench: Bench, tmp_path: Path) -> 
     """Log, outputs and logs are in the run's folder; nothing is left where it worked."""
     job = bench.job(HELLO, tmp_path)
     assert bench.engine.observe(job).presence is Presence.ABSENT
-    bench.started(job)
-    sight = bench.ended(job)
+    bench.start(job)
+    sight = bench.finish(job)
     assert (sight.exit["outcome"], sight.exit["exit_status"]) == ("exited", 0)
     assert bench.log(job.folder) == "hello\n"
     assert (job.folder.outputs / "model.txt").read_text() == "m"
@@ -54,19 +54,19 @@ def test_repeated_calls_of_an_engine_act_once(bench: Bench, tmp_path: Path) -> N
     """Each function may be called again: the script is started once, its files come once."""
     job = bench.job(COUNT, tmp_path)
     for _ in range(2):
-        bench.started(job)
+        bench.start(job)
     for _ in range(2):
-        assert bench.ended(job).exit["exit_status"] == 0
+        assert bench.finish(job).exit["exit_status"] == 0
     bench.engine.start(job)
     assert bench.log(job.folder) == "started\n"
     assert (job.folder.outputs / "count").read_text() == "x"
 
 
 def test_a_failing_script_says_why(bench: Bench, tmp_path: Path) -> None:
-    """Status and traceback are in what it has left."""
+    """Its outputs have status and traceback."""
     job = bench.job("raise ValueError('no data')\n", tmp_path)
-    bench.started(job)
-    report = bench.ended(job).exit
+    bench.start(job)
+    report = bench.finish(job).exit
     assert (report["outcome"], report["exit_status"]) == ("exited", 1)
     assert report["traceback"].strip().endswith("ValueError: no data")
 
@@ -74,12 +74,12 @@ def test_a_failing_script_says_why(bench: Bench, tmp_path: Path) -> None:
 def test_script_that_ignores_sigterm_is_killed_with_its_children(bench: Bench, tmp_path: Path) -> None:
     """A script that ignores SIGTERM, and its child in a session of its own, are gone after the grace."""
     job = bench.job(STUBBORN, tmp_path)
-    bench.started(job)
-    bench.says(job, "ready")
+    bench.start(job)
+    bench.wait_for_output(job, "ready")
     assert len(processes_of(job.record.id)) >= 2
     for _ in range(2):
         bench.engine.stop(job, 1.0, "canceled")
-    report = bench.ended(job).exit
+    report = bench.finish(job).exit
     assert (report["outcome"], report["reason"]) == ("stopped", "canceled")
     assert processes_of(job.record.id) == []
 
@@ -90,8 +90,8 @@ def test_arguments_and_variables_arrive_as_they_are(bench: Bench, tmp_path: Path
     script = "import json, os, sys\nfound = [os.environ[name] for name in ('ODD', 'CUDA_VISIBLE_DEVICES')]\n"
     script += "print(json.dumps([sys.argv[1:], *found]))\n"
     job = replace(bench.job(script, tmp_path, arguments=odd, variables={"ODD": "x\ny'"}), gpus=("3", "1"))
-    bench.started(job)
-    bench.ended(job)
+    bench.start(job)
+    bench.finish(job)
     assert json.loads(bench.log(job.folder)) == [list(odd), "x\ny'", "3,1"]
     assert (job.place / "start.json").stat().st_mode & 0o077 == 0
 
@@ -99,8 +99,8 @@ def test_arguments_and_variables_arrive_as_they_are(bench: Bench, tmp_path: Path
 def test_a_script_changes_no_snapshot(bench: Bench, tmp_path: Path) -> None:
     """A script writes to a copy of its files."""
     job = bench.job("open('train.py', 'w').write('gone')\n", tmp_path)
-    bench.started(job)
-    assert bench.ended(job).exit["exit_status"] == 0
+    bench.start(job)
+    assert bench.finish(job).exit["exit_status"] == 0
     assert "open(" in (bench.workspace.snapshots_dir / job.record.snapshot / "train.py").read_text()
 
 
@@ -108,8 +108,8 @@ def test_odd_outputs_stay_inside(bench: Bench, tmp_path: Path) -> None:
     """Links are kept as links and lead nobody anywhere; names with newlines are names."""
     script = "import os\nos.symlink('/etc', 'outputs/etc')\nopen('outputs/new\\nline', 'w').write('1')\n"
     job = bench.job(script, tmp_path)
-    bench.started(job)
-    bench.ended(job)
+    bench.start(job)
+    bench.finish(job)
     assert (job.folder.outputs / "new\nline").read_text() == "1"
     link = job.folder.outputs / "etc"
     assert link.is_symlink() or not link.exists()
@@ -126,8 +126,8 @@ def test_the_next_attempt_goes_on_from_the_outputs_of_the_one_before(bench: Benc
     first = bench.job(script, tmp_path, attempts=2)
     second = replace(first, attempt=2)
     for job in (first, second):
-        bench.started(job)
-        bench.ended(job)
+        bench.start(job)
+        bench.finish(job)
     assert bench.log(first.folder) == "False []\n"
     assert bench.log(first.folder, attempt=2) == "True ['epoch1']\n"
     assert sorted(path.name for path in first.folder.outputs.iterdir()) == ["epoch1", "epoch2"]
@@ -148,8 +148,8 @@ def test_a_script_writes_into_folders_of_data_stores(bench: Bench, tmp_path: Pat
         outputs=outputs,
         processes_per_node=2,
     )
-    bench.started(job)
-    assert bench.ended(job).exit["exit_status"] == 0
+    bench.start(job)
+    assert bench.finish(job).exit["exit_status"] == 0
     assert sorted(path.name for path in (job.folder.outputs / "result").iterdir()) == ["0", "1"]
 
 
@@ -158,8 +158,8 @@ def test_several_processes_are_one_attempt(bench: Bench, tmp_path: Path) -> None
     script = "import os, time\nrank = os.environ['RANK']\nprint(rank, os.environ['WORLD_SIZE'])\n"
     script += "assert rank == '0', rank\ntime.sleep(300)\n"
     job = bench.job(script, tmp_path, processes_per_node=2, grace_s=1.0)
-    bench.started(job)
-    report = bench.ended(job).exit
+    bench.start(job)
+    report = bench.finish(job).exit
     assert (report["exit_status"], report["rank"]) == (1, 1)
     assert (job.place / "log_1.txt").read_text().startswith("1 2\n")
 
@@ -178,8 +178,8 @@ def test_nodes_find_each_other_and_do_not_share_outputs(bench: Bench, tmp_path: 
     if isinstance(bench.engine, RayEngine) and "RAY_AUTH_TOKEN" not in os.environ:
         pytest.skip("a stand-in for Ray's dashboard has no nodes; make test-ray has")
     job = bench.job(script, tmp_path, nodes=2)
-    bench.started(job)
-    assert bench.ended(job).exit["exit_status"] == 0, bench.log(job.folder)
+    bench.start(job)
+    assert bench.finish(job).exit["exit_status"] == 0, bench.log(job.folder)
     found = {
         path.relative_to(job.folder.outputs).as_posix(): path for path in job.folder.outputs.rglob("rank")
     }

@@ -66,7 +66,7 @@ class Box(Project):
         return super().submit(script, environment_file, **{"target": "box", **options})
 
     def failed(self, script: str = "print(1)\n", **options: object) -> tuple[RunFolder, str, str]:
-        folder, state = self.ended(script, **options)
+        folder, state = self.run_to_end(script, **options)
         assert (state.status, state.error is not None) == (Status.FAILED, True), state
         assert state.error is not None
         return folder, state.error.code, f"{state.error.message}; {state.error.hint}"
@@ -139,11 +139,11 @@ def test_without_a_daemon_there_is_docker_unavailable(box: Box) -> None:
 
 
 def test_the_shared_folder_is_kept_between_runs(box: Box, tmp_path: Path) -> None:
-    """The second run of an experiment finds what the first has left."""
+    """The second run of an experiment finds the first one's files."""
     box.configure(f"engine: podman\nimage: {IMAGE}\nshared_directory: {tmp_path}/share\n")
     logs = []
     for _ in range(2):
-        folder, state = box.ended(SHARED)
+        folder, state = box.run_to_end(SHARED)
         assert state.status is Status.COMPLETED, state
         logs.append((folder.attempt(1) / "log_0.txt").read_text())
     assert logs == ["x\n", "xx\n"]
@@ -178,7 +178,7 @@ def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(box: Box) -> 
     (box.path / "requirements.txt").write_text("flask==2.2.3\n")
     script = "import flask, werkzeug\nprint(flask.__version__, werkzeug.__version__)\n"
     for built in (True, False):
-        folder, state = box.ended(script, environment_file="requirements.txt")
+        folder, state = box.run_to_end(script, environment_file="requirements.txt")
         assert state.status is Status.COMPLETED, state.error
         assert (folder.attempt(1) / "log_0.txt").read_text() == "2.2.3 2.3.4\n"
         got = (folder.environment / "got.txt").read_text()
@@ -190,7 +190,7 @@ def test_a_target_of_containers_is_created(box: Box) -> None:
     """By one command that looks at it; a script runs there, and another image that is not there is no target."""
     words = ["targets", "create", "podman"]
     assert main([*words, "made", "--image", IMAGE, "--memory", "1g"]) == 0
-    _, state = box.ended("print(1)\n", target="made")
+    _, state = box.run_to_end("print(1)\n", target="made")
     assert state.status is Status.COMPLETED, state
     assert main([*words, "other", "--image", "localhost/none:1"]) == 2
     assert not (box.workspace.targets_dir / "other.yaml").exists()
@@ -203,7 +203,7 @@ def test_a_container_outlives_its_runner(box: Box) -> None:
         "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
         "open('outputs/x', 'w').write('1')\n"
     )
-    box.until_printed(folder, "up")
+    box.wait_for_output(folder, "up")
     kill_runners(folder)
     subprocess.run(["podman", "exec", f"stoker-{folder.id}-1", "touch", "/tmp/go"], check=True)
     assert adopt(folder, box.workspace)
@@ -216,7 +216,7 @@ def test_a_container_outlives_its_runner(box: Box) -> None:
 def test_a_container_that_is_killed_is_interrupted(box: Box) -> None:
     """Nobody says how the script has ended: the run does not claim that it went well."""
     folder = box.submit("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
-    box.until_printed(folder, "up")
+    box.wait_for_output(folder, "up")
     subprocess.run(["podman", "kill", f"stoker-{folder.id}-1"], capture_output=True, check=True)
     state = wait(folder, box.workspace)
     assert state.error is not None

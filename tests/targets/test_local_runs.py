@@ -48,15 +48,17 @@ class Project:
         request = Request(definition, self.path, environment=environment_file)
         return submit(request, self.workspace)[0]
 
-    def ended(self, script: str, environment_file: str = "", **options: object) -> tuple[RunFolder, RunState]:
+    def run_to_end(
+        self, script: str, environment_file: str = "", **options: object
+    ) -> tuple[RunFolder, RunState]:
         folder = self.submit(script, environment_file, **options)
         return folder, wait(folder, self.workspace)
 
-    def until(self, folder: RunFolder, *statuses: Status) -> None:
+    def wait_for_status(self, folder: RunFolder, *statuses: Status) -> None:
         while folder.state().status not in statuses:
             time.sleep(0.02)
 
-    def until_printed(self, folder: RunFolder, words: str, attempt: int = 1) -> None:
+    def wait_for_output(self, folder: RunFolder, words: str, attempt: int = 1) -> None:
         path = folder.attempt(attempt) / "log_0.txt"
         while not (path.exists() and words in path.read_text()):
             time.sleep(0.02)
@@ -114,15 +116,15 @@ def kill_runners(folder: RunFolder) -> int:
 )
 def test_each_failure_has_its_own_code(project: Project, script: str, code: str, words: str) -> None:
     """Status comes from the process, and the error has its last words."""
-    _, state = project.ended(script)
+    _, state = project.run_to_end(script)
     assert state.status is Status.FAILED
     assert state.error is not None
     assert (state.error.code, words in state.error.message) == (code, True)
 
 
 def test_too_long_is_timed_out(project: Project) -> None:
-    """The agent ends it, whoever is there to see."""
-    _, state = project.ended("import time; time.sleep(300)\n", max_duration_s=0.5, grace_s=1.0)
+    """The agent ends it, without any other process."""
+    _, state = project.run_to_end("import time; time.sleep(300)\n", max_duration_s=0.5, grace_s=1.0)
     assert state.error is not None
     assert (state.status, state.error.code) == (Status.FAILED, "TimedOut")
 
@@ -144,7 +146,7 @@ def test_no_metric_is_torn_by_a_kill(project: Project) -> None:
         "for step in range(1_000_000):\n    recorder.number('loss', step / 7, step)\n"
         "    if step == 20_000: os.kill(os.getpid(), 9)\n"
     )
-    folder, state = project.ended(script)
+    folder, state = project.run_to_end(script)
     steps = [line["s"] for line in folder.metric_lines()]
     assert state.status is Status.FAILED
     assert steps == list(range(len(steps)))
@@ -178,7 +180,7 @@ def test_a_runner_outlives_the_command_that_was_forked_to_be_it(project: Project
     ) as process:
         assert process.stdout is not None
         folder = RunStore(project.workspace.runs_dir).get(process.stdout.readline().decode().strip())
-        project.until_printed(folder, "up")
+        project.wait_for_output(folder, "up")
         os.killpg(process.pid, signal.SIGKILL)
     assert kill_runners(folder) == 1
     assert wait(folder, project.workspace).status is Status.COMPLETED
@@ -199,7 +201,7 @@ def test_an_agent_starts_with_little() -> None:
 def test_an_agent_that_is_killed_interrupts_its_run(project: Project) -> None:
     """Without an exit status the run is Interrupted, and nothing of the script goes on."""
     folder = project.submit("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
-    project.until_printed(folder, "up")
+    project.wait_for_output(folder, "up")
     agent = json.loads((folder.attempt(1) / "agent.json").read_text())
     os.kill(agent["pid"], signal.SIGKILL)
     state = wait(folder, project.workspace)
@@ -211,7 +213,7 @@ def test_an_agent_that_is_killed_interrupts_its_run(project: Project) -> None:
 def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
     """A script that ignores SIGTERM and has grandchildren is gone, and its outputs are kept."""
     folder = project.submit("open('outputs/o.txt', 'w').write('kept')\n" + STUBBORN, grace_s=1.0)
-    project.until_printed(folder, "ready")
+    project.wait_for_output(folder, "ready")
     folder.request_cancel("by its user", 1)
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
@@ -220,7 +222,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
 
 
 def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> None:
-    """The second attempt begins where the first one was; metrics of both are told apart."""
+    """The second attempt begins where the first one ended; each has its own metrics."""
     script = RECORDER + (
         "from pathlib import Path\npoint = Path('outputs/epoch')\n"
         "first = int(point.read_text()) + 1 if point.exists() else 0\n"
@@ -230,7 +232,7 @@ def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> Non
         "    while epoch == 3 and first == 0: time.sleep(0.05)\n"
     )
     folder = project.submit(script, grace_s=1.0)
-    project.until_printed(folder, "epoch 3")
+    project.wait_for_output(folder, "epoch 3")
     folder.request_cancel("by its user", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
     resume(folder, project.workspace)
@@ -248,16 +250,16 @@ def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> Non
 
 def test_a_new_run_is_given_the_outputs_of_an_old_one(project: Project) -> None:
     """As `--resume-from PATH`, behind its own arguments."""
-    old, _ = project.ended("open('outputs/c.txt', 'w').write('checkpoint')\n")
+    old, _ = project.run_to_end("open('outputs/c.txt', 'w').write('checkpoint')\n")
     script = "import sys\nassert sys.argv[1:3] == ['--x', '--resume-from']\n"
     script += "print(open(sys.argv[3] + '/c.txt').read())\n"
-    new, state = project.ended(script, arguments=("--x",), resume_from=old.id)
+    new, state = project.run_to_end(script, arguments=("--x",), resume_from=old.id)
     assert state.status is Status.COMPLETED
     assert (new.attempt(1) / "log_0.txt").read_text() == "checkpoint\n"
 
 
 def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
-    """CUDA_VISIBLE_DEVICES are distinct; Queued names who holds what it waits for."""
+    """CUDA_VISIBLE_DEVICES are distinct; Queued names the holder of the GPU."""
     targets = project.workspace.targets_dir
     targets.mkdir()
     (targets / "local.yaml").write_text("cores: 8\ngpus: ['0', '1']\n")
@@ -268,9 +270,9 @@ def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
     go = project.workspace.root / "go"
     runs = [project.submit(script, variables={"GO": str(go)}) for _ in range(2)]
     for run in runs:
-        project.until(run, Status.RUNNING)
+        project.wait_for_status(run, Status.RUNNING)
     third = project.submit(script, variables={"GO": str(go)})
-    project.until(third, Status.QUEUED)
+    project.wait_for_status(third, Status.QUEUED)
     assert third.state().reason.startswith("waits for 1 GPU: held by digits_")
     go.touch()
     assert {wait(run, project.workspace).status for run in [*runs, third]} == {Status.COMPLETED}
@@ -280,7 +282,7 @@ def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
 
 def test_a_secret_is_in_no_file_that_others_read(project: Project) -> None:
     """Variables of a script are in files of its owner alone, and in no output of a command."""
-    folder, _ = project.ended("print('done')\n", variables={"TOKEN": "hunter2-secret"})
+    folder, _ = project.run_to_end("print('done')\n", variables={"TOKEN": "hunter2-secret"})
     holding = [
         path
         for path in project.workspace.root.rglob("*")
@@ -376,7 +378,7 @@ def test_a_picture_has_a_panel_a_metric(project: Project, tmp_path: Path) -> Non
         RECORDER + "for s in range(20):\n    recorder.number('loss', float(sys.argv[1]) / (s + 1), s)\n"
         "recorder.number('accuracy', 0.9)\n"
     )
-    runs = [project.ended(script, arguments=(text,))[0] for text in ("1", "2")]
+    runs = [project.run_to_end(script, arguments=(text,))[0] for text in ("1", "2")]
     path = tmp_path / "plot.png"
     assert draw(runs, [], path) == ["accuracy", "loss"]
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -49,12 +49,12 @@ class Remote(Project):
         return (folder.attempt(1) / "log_0.txt").read_text()
 
     def completed(self, script: str, **options: object) -> RunFolder:
-        folder, state = self.ended(script, **options)
+        folder, state = self.run_to_end(script, **options)
         assert state.status is Status.COMPLETED, state
         return folder
 
     def failed(self, script: str, **options: object) -> tuple[str, str]:
-        _, state = self.ended(script, **options)
+        _, state = self.run_to_end(script, **options)
         assert state.error is not None, state
         return state.error.code, f"{state.error.message}; {state.error.hint}"
 

@@ -137,7 +137,7 @@ def test_a_killed_process_ends_the_attempt_at_once(project: Project) -> None:
     folder = project.submit(EVEN_IF_ALONE, nodes=2, processes_per_node=2, grace_s=PROGRAM_S)
     while not all(log_file(folder, 1, rank).exists() for rank in range(4)):
         time.sleep(0.02)
-    project.until_printed(folder, "up")
+    project.wait_for_output(folder, "up")
     numbers = {
         line["process_name"]: line["pid_in_container"]
         for line in read_lines(folder.attempt(1) / "process_info.json")

@@ -121,7 +121,7 @@ def test_a_run_is_as_on_this_machine(project: Project) -> None:
     script = (
         RECORDER + "recorder.number('loss', 0.5, 1)\nprint(os.getcwd())\nopen('outputs/m', 'w').write('m')\n"
     )
-    folder, state = project.ended(script, target="gpu-vm")
+    folder, state = project.run_to_end(script, target="gpu-vm")
     assert state.status is Status.COMPLETED, state
     assert str(shared_sshd().remote) in log(folder)
     assert [line["v"] for line in folder.metric_lines()] == [0.5]
@@ -136,11 +136,11 @@ def test_nothing_is_sent_twice(project: Project) -> None:
     data.mkdir()
     for number in range(300):
         (data / f"{number}.bin").write_bytes(os.urandom(1000))
-    project.ended("print(1)\n", target="gpu-vm")
+    project.run_to_end("print(1)\n", target="gpu-vm")
     kept = {
         path: path.stat().st_ino for path in (shared_sshd().remote / "files").rglob("*") if path.is_file()
     }
-    project.ended("print(2)\n", target="gpu-vm")
+    project.run_to_end("print(2)\n", target="gpu-vm")
     now = {path: path.stat().st_ino for path in (shared_sshd().remote / "files").rglob("*") if path.is_file()}
     assert {path: now[path] for path in kept} == kept
     assert len(now) == len(kept) + 1
@@ -184,12 +184,12 @@ def test_data_is_sent_once(project: Project, tmp_path: Path) -> None:
     assert (state.status, log(run)) == (Status.COMPLETED, expected), state
     kept = _contents()
     assert {path: kept[path] for path in half} == half
-    again, state = project.ended(READER, target="gpu-vm", inputs=inputs)
+    again, state = project.run_to_end(READER, target="gpu-vm", inputs=inputs)
     assert (state.status, log(again)) == (Status.COMPLETED, expected)
     assert _contents() == kept
     assert again.record().data == run.record().data
     (data / "0" / "0.jpg").write_bytes(b"changed")
-    third, state = project.ended(READER, target="gpu-vm", inputs=inputs)
+    third, state = project.run_to_end(READER, target="gpu-vm", inputs=inputs)
     assert state.status is Status.COMPLETED
     assert len(_contents()) == len(kept) + 1
     assert third.record().data["digits"] != run.record().data["digits"]
@@ -209,7 +209,7 @@ def test_outputs_of_a_completed_run_are_copied_into_stores(
     outputs = {"here": Output("workspaceblobstore", "{run-id}"), "far": Output("far", "{run-id}")}
     named = tuple(f"$AZUREML_DATAREFERENCE_{name}" for name in outputs)
     for status, outcome in (("0", Status.COMPLETED), ("3", Status.FAILED)):
-        folder, state = project.ended(script, target=target, outputs=outputs, arguments=(*named, status))
+        folder, state = project.run_to_end(script, target=target, outputs=outputs, arguments=(*named, status))
         assert state.status is outcome, state
         place = tmp_path / "far" / folder.id / "weights"
         assert place.exists() is (outcome is Status.COMPLETED)
@@ -222,7 +222,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
     folder = project.submit(
         "open('outputs/o.txt', 'w').write('kept')\n" + STUBBORN, target="gpu-vm", grace_s=1.0
     )
-    project.until_printed(folder, "ready")
+    project.wait_for_output(folder, "ready")
     folder.request_cancel("by its user", 1)
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
@@ -231,12 +231,12 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
 
 
 def test_a_cut_connection_costs_no_line(project: Project, cutter: Cutter) -> None:
-    """The script goes on while nothing is heard of it, and every line comes once."""
+    """The script goes on while the connection is cut, and every line comes once."""
     shared_sshd().attach(project.workspace.targets_dir, port=cutter.port)
     folder = project.submit(LINES, arguments=("60", "0.5"), target="gpu-vm")
-    project.until_printed(folder, "line 3")
+    project.wait_for_output(folder, "line 3")
     cutter.is_cut = True
-    project.until(folder, Status.NOT_RESPONDING)
+    project.wait_for_status(folder, Status.NOT_RESPONDING)
     assert "does not answer" in folder.state().reason
     cutter.is_cut = False
     state = wait(folder, project.workspace)
@@ -264,14 +264,14 @@ def test_a_pulled_cable_costs_no_line(project: Project, apart: Sshd, cable: Cabl
     """A network that is down for 20 s: the same attempt, NotResponding meanwhile, all lines once."""
     apart.attach(project.workspace.targets_dir)
     folder = project.submit(LINES, arguments=("100", "0.5"), target="gpu-vm")
-    project.until_printed(folder, "line 3")
+    project.wait_for_output(folder, "line 3")
     cable.pull()
     down_until_s = time.monotonic() + 20
-    project.until(folder, Status.NOT_RESPONDING)
+    project.wait_for_status(folder, Status.NOT_RESPONDING)
     while time.monotonic() < down_until_s:
         time.sleep(0.1)
     cable.plug()
-    project.until(folder, Status.RUNNING, Status.FINALIZING, Status.COMPLETED)
+    project.wait_for_status(folder, Status.RUNNING, Status.FINALIZING, Status.COMPLETED)
     state = wait(folder, project.workspace)
     assert (state.status, state.attempt) == (Status.COMPLETED, 1)
     assert log(folder) == lines(100)
@@ -289,12 +289,12 @@ def test_run_that_ends_while_its_link_is_down_is_collected_later(
     )
     apart.attach(project.workspace.targets_dir)
     folder = project.submit(script, target="gpu-vm", lost_after_s=1.0)
-    project.until_printed(folder, "up")
+    project.wait_for_output(folder, "up")
     cable.pull()
     go.touch()
     while processes_of(folder.id):
         time.sleep(0.1)
-    project.until(folder, Status.NOT_RESPONDING)
+    project.wait_for_status(folder, Status.NOT_RESPONDING)
     assert not (folder.outputs / "m").exists()
     cable.plug()
     assert wait(folder, project.workspace).status is Status.COMPLETED
@@ -309,7 +309,7 @@ def test_a_restarted_server_is_connected_to_again(tmp_path: Path, project: Proje
     try:
         server.attach(project.workspace.targets_dir)
         folder = project.submit(LINES, arguments=("20", "0.3"), target="gpu-vm")
-        project.until_printed(folder, "line 3")
+        project.wait_for_output(folder, "line 3")
         for session in processes_below(server):
             os.kill(session, signal.SIGKILL)
         assert wait(folder, project.workspace).status is Status.COMPLETED
@@ -337,11 +337,11 @@ def test_a_machine_that_is_cut_off_for_ever_is_lost(project: Project, cutter: Cu
     )
     shared_sshd().attach(project.workspace.targets_dir, port=cutter.port)
     folder = project.submit(script, target="gpu-vm", attempts=2, lost_after_s=15.0, grace_s=1.0)
-    project.until_printed(folder, "epoch 3")
+    project.wait_for_output(folder, "epoch 3")
     cutter.is_cut = True
     while processes_of(folder.id):
         time.sleep(0.1)
-    project.until(folder, Status.PREPARING)
+    project.wait_for_status(folder, Status.PREPARING)
     cutter.is_cut = False
     state = wait(folder, project.workspace)
     assert (state.status, state.attempt) == (Status.COMPLETED, 2)
@@ -372,13 +372,13 @@ def test_a_killed_runner_is_adopted(project: Project) -> None:
 
 
 def test_a_failed_run_is_resumed_from_its_outputs(project: Project) -> None:
-    """They travel there again, and what the script removes of them is gone afterwards."""
+    """They travel there again, and files that the script removes are gone afterwards."""
     script = (
         "import os, sys\nfound = sorted(os.listdir('outputs'))\nprint(found)\n"
         "if found: os.remove('outputs/old'); sys.exit(0)\n"
         "open('outputs/old', 'w').write('1'); open('outputs/kept', 'w').write('2'); sys.exit(1)\n"
     )
-    folder, state = project.ended(script, target="gpu-vm")
+    folder, state = project.run_to_end(script, target="gpu-vm")
     assert state.status is Status.FAILED
     resume(folder, project.workspace)
     assert wait(folder, project.workspace).status is Status.COMPLETED
@@ -395,7 +395,7 @@ def test_large_outputs_come_whole(project: Project) -> None:
         "for number in range(3000): (out / 'deep' / str(number)).write_text(str(number))\n"
         "import hashlib; print(hashlib.sha256((out / 'large').read_bytes()).hexdigest())\n"
     )
-    folder, state = project.ended(script, target="gpu-vm")
+    folder, state = project.run_to_end(script, target="gpu-vm")
     assert state.status is Status.COMPLETED, state
     import hashlib
 
@@ -407,7 +407,7 @@ def test_large_outputs_come_whole(project: Project) -> None:
 
 
 def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) -> None:
-    """Of a file's packages and no others; the second run finds it; what cannot be had is the run's error."""
+    """It has a file's packages and no others; the second run finds it; a missing package is the run's error."""
     write_wheel(tmp_path / "wheels", "tiny-one", "1.5")
     server = Sshd(tmp_path / "sshd", options=(f"SetEnv UV_FIND_LINKS={tmp_path / 'wheels'}",)).start()
     try:
@@ -420,13 +420,13 @@ def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) ->
         (built,) = [path for path in (server.remote / "environments").iterdir() if path.is_dir()]
         stamp = (built / "manifest.json").stat().st_ino
         script = "import shutil, sys, tiny_one\nprint(tiny_one.VERSION, sys.prefix, shutil.which('python'))\n"
-        folder, state = project.ended(script, environment_file="requirements.txt", target="gpu-vm")
+        folder, state = project.run_to_end(script, environment_file="requirements.txt", target="gpu-vm")
         assert state.status is Status.COMPLETED, state
         assert log(folder) == f"1.5 {built / 'venv'} {built / 'venv' / 'bin' / 'python'}\n"
         assert "tiny-one==1.5" in (folder.environment / "got.txt").read_text()
         assert (built / "manifest.json").stat().st_ino == stamp
         (project.path / "requirements.txt").write_text("--no-index\ntiny-one==2.0\n")
-        _, state = project.ended(script, environment_file="requirements.txt", target="gpu-vm")
+        _, state = project.run_to_end(script, environment_file="requirements.txt", target="gpu-vm")
         assert state.error is not None
         assert (state.error.code, "tiny-one==2.0" in state.error.message) == ("EnvironmentUnusable", True)
         assert main(["targets", "prune", "gpu-vm"]) == 0
@@ -446,7 +446,7 @@ def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(project: Proj
         server.attach(project.workspace.targets_dir)
         (project.path / "requirements.txt").write_text("flask==2.2.3\n")
         script = "import flask, werkzeug\nprint(flask.__version__, werkzeug.__version__)\n"
-        folder, state = project.ended(script, environment_file="requirements.txt", target="gpu-vm")
+        folder, state = project.run_to_end(script, environment_file="requirements.txt", target="gpu-vm")
         assert state.status is Status.COMPLETED, state.error
         assert log(folder) == "2.2.3 2.3.4\n"
         got = (folder.environment / "got.txt").read_text()
@@ -457,7 +457,7 @@ def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(project: Proj
 
 def refusal(project: Project) -> str:
     """Why a run on the target has failed before its script."""
-    folder, state = project.ended("print(1)\n", target="gpu-vm")
+    folder, state = project.run_to_end("print(1)\n", target="gpu-vm")
     assert state.status is Status.FAILED
     assert state.error is not None
     assert not (folder.attempt(1) / "log_0.txt").exists()
@@ -511,7 +511,7 @@ def test_a_machine_is_created_by_one_command(project: Project, capsys: pytest.Ca
     words = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     assert main(["targets", "create", "ssh", "vm", *words]) == 0
     assert f"cores: {os.cpu_count()}" in capsys.readouterr().out
-    _, state = project.ended("print(1)\n", target="vm")
+    _, state = project.run_to_end("print(1)\n", target="vm")
     assert state.status is Status.COMPLETED, state
     assert main(["targets", "create", "ssh", "vm", *words]) == 2
     assert main(["targets", "create", "ssh", "gone", *words, "--port", "1"]) == 2
@@ -555,7 +555,7 @@ def test_a_host_key_is_never_accepted_silently(project: Project, tmp_path: Path,
 
 
 def run_command(words: list[str], *, whole: bool = False) -> tuple[int, str]:
-    """Status of a command and what it complains of, or the fingerprint in that."""
+    """The status of a command and its complaint, or the fingerprint in that."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words], capture_output=True, text=True, check=False, input=""
     )
@@ -581,7 +581,7 @@ def test_a_key_with_a_passphrase_opens(project: Project, tmp_path: Path) -> None
         status, text = run_command(words, whole=True)
         assert (status, "--ask-passphrase" in text) == (2, True)
         assert main([*words, "--passphrase-file", str(given)]) == 0
-        folder, state = project.ended("print('in')\n", target="vm")
+        folder, state = project.run_to_end("print('in')\n", target="vm")
         assert state.status is Status.COMPLETED
         assert_secret_is_kept(project, folder, b"sesame")
     finally:
@@ -610,7 +610,7 @@ def test_an_agent_of_the_user_opens(
             path = project.workspace.targets_dir / "vm.yaml"
             kept = [line for line in path.read_text().splitlines(True) if "key_file" not in line]
             path.write_text("".join(kept))
-            assert project.ended("print('in')\n", target="vm")[1].status is Status.COMPLETED
+            assert project.run_to_end("print('in')\n", target="vm")[1].status is Status.COMPLETED
         finally:
             agent.terminate()
 
@@ -655,7 +655,7 @@ def with_password(tmp_path: Path) -> Iterator[Sshd]:
 
 
 def test_a_password_opens(project: Project, with_password: Sshd, tmp_path: Path) -> None:
-    """It is asked for or read from a file, never an argument; a wrong one is told."""
+    """It comes from a prompt or a file, never from an argument; a wrong one is an error."""
     server = with_password
     words = ["targets", "attach", "ssh", "vm", "--address", "127.0.0.1", "--port", str(server.port)]
     words += ["--username", "root", "--host-key", server.fingerprint(), "--folder", str(server.remote)]
@@ -672,7 +672,7 @@ def test_a_password_opens(project: Project, with_password: Sshd, tmp_path: Path)
     )
     script += "    time.sleep(0.1)\n    break\n"
     folder = project.submit(script, target="vm")
-    project.until(folder, Status.RUNNING, Status.COMPLETED)
+    project.wait_for_status(folder, Status.RUNNING, Status.COMPLETED)
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:

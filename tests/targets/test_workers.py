@@ -42,19 +42,19 @@ def test_one_worker_runs_attempts_one_after_the_other(workspace: Workspace, tmp_
         bench = make_bench(workspace, dashboard, idle_s=60)
         for _ in range(2):
             job = bench.job("print('hello')\n", tmp_path)
-            bench.started(job)
-            assert bench.ended(job).exit["exit_status"] == 0
+            bench.start(job)
+            assert bench.finish(job).exit["exit_status"] == 0
             until_idle(workspace.root / "ray" / "ray" / "1c0g")
         assert len(dashboard.jobs) == 1
 
 
-def test_a_worker_that_nobody_needs_ends(workspace: Workspace, tmp_path: Path) -> None:
+def test_unused_worker_ends(workspace: Workspace, tmp_path: Path) -> None:
     """Nothing holds the node after its idle time, and nothing is left in the workspace."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, idle_s=0)
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
-        bench.ended(job)
+        bench.start(job)
+        bench.finish(job)
         wait_until(
             lambda: {one.status for one in dashboard.jobs.values()} == {"SUCCEEDED"}, "the worker ends"
         )
@@ -62,14 +62,14 @@ def test_a_worker_that_nobody_needs_ends(workspace: Workspace, tmp_path: Path) -
 
 
 def test_an_attempt_waits_for_cores_and_can_be_taken_back(workspace: Workspace, tmp_path: Path) -> None:
-    """It says what it waits for; told to end, it never begins, and Ray forgets its job."""
+    """It names the reason of its wait; after a stop it never begins, and Ray forgets its job."""
     with RayDashboard(cores=1) as dashboard:
         bench = make_bench(workspace, dashboard)
         first, second = (bench.job(WAITS, tmp_path) for _ in range(2))
-        bench.started(first)
-        bench.says(first, "ready")
-        bench.started(second)
-        sight = bench.until(second, lambda one: one.presence is Presence.PENDING and bool(one.reason))
+        bench.start(first)
+        bench.wait_for_output(first, "ready")
+        bench.start(second)
+        sight = bench.wait_until(second, lambda one: one.presence is Presence.PENDING and bool(one.reason))
         assert sight.reason == "waits for a node with 1 core of its own: 1 running, 0 idle, 0 starting"
         bench.engine.stop(second, 1.0, "canceled")
         assert bench.engine.observe(second).presence is Presence.GONE
@@ -82,11 +82,11 @@ def test_an_attempt_takes_any_worker_that_gets_free(workspace: Workspace, tmp_pa
     with RayDashboard(cores=1) as dashboard:
         bench = make_bench(workspace, dashboard, idle_s=60)
         first, second = (bench.job("print('hello')\n", tmp_path) for _ in range(2))
-        bench.started(first)
-        bench.started(second)
+        bench.start(first)
+        bench.start(second)
         assert len(dashboard.jobs) == 2
-        assert bench.ended(first).exit["exit_status"] == 0
-        assert bench.ended(second).exit["exit_status"] == 0
+        assert bench.finish(first).exit["exit_status"] == 0
+        assert bench.finish(second).exit["exit_status"] == 0
         assert [job.status for job in dashboard.jobs.values()] == ["RUNNING", "STOPPED"]
 
 
@@ -95,8 +95,8 @@ def test_an_attempt_that_is_queued_twice_runs_once(workspace: Workspace, tmp_pat
     with RayDashboard(cores=1) as dashboard:
         bench = make_bench(workspace, dashboard, idle_s=60)
         job = bench.job(WAITS, tmp_path)
-        bench.started(job)
-        bench.says(job, "ready")
+        bench.start(job)
+        bench.wait_for_output(job, "ready")
         pool = workspace.root / "ray" / "ray" / "1c0g"
         again = pool / "again.next"
         assign_attempt(job, again)
@@ -108,7 +108,7 @@ def test_an_attempt_that_is_queued_twice_runs_once(workspace: Workspace, tmp_pat
         assert bench.engine.observe(job).presence is Presence.ALIVE
         assert not (job.place / "lost.json").exists()
         bench.engine.stop(job, 1.0, "canceled")
-        bench.ended(job)
+        bench.finish(job)
 
 
 def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Workspace, tmp_path: Path) -> None:
@@ -116,35 +116,35 @@ def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Worksp
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, idle_s=60)
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
-        bench.ended(job)
+        bench.start(job)
+        bench.finish(job)
         pool = workspace.root / "ray" / "ray" / "1c0g"
         until_idle(pool)
         dashboard.end(next(iter(dashboard.jobs)))
         assert len(list(pool.iterdir())) == 1
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
+        bench.start(job)
         assert len(dashboard.jobs) == 1
-        bench.until(job, lambda one: one.presence is Presence.ABSENT)
+        bench.wait_until(job, lambda one: one.presence is Presence.ABSENT)
         bench.engine.start(job)
-        assert bench.ended(job).exit["exit_status"] == 0
+        assert bench.finish(job).exit["exit_status"] == 0
         assert len(list(pool.iterdir())) == 1
 
 
-def test_an_attempt_gets_another_worker_when_its_first_dies_before_the_start(
+def test_attempt_gets_another_worker_if_its_first_dies_before_the_start(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """It has not begun, so that it may begin elsewhere."""
     with RayDashboard(cores=0) as dashboard:
         bench = make_bench(workspace, dashboard)
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
-        bench.until(job, lambda one: one.presence is Presence.PENDING)
+        bench.start(job)
+        bench.wait_until(job, lambda one: one.presence is Presence.PENDING)
         dashboard.end(next(iter(dashboard.jobs)))
         dashboard.cores = 4
-        bench.until(job, lambda one: one.presence is Presence.ABSENT)
+        bench.wait_until(job, lambda one: one.presence is Presence.ABSENT)
         bench.engine.start(job)
-        assert bench.ended(job).exit["exit_status"] == 0
+        assert bench.finish(job).exit["exit_status"] == 0
         assert next(one.status for one in dashboard.jobs.values()) == "STOPPED"
 
 
@@ -153,18 +153,18 @@ def test_a_job_is_submitted_again_while_its_cluster_starts(workspace: Workspace,
     with RayDashboard(faults=2) as dashboard:
         bench = make_bench(workspace, dashboard)
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
+        bench.start(job)
         for _ in range(2):
-            bench.until(job, lambda one: one.presence is Presence.ABSENT)
+            bench.wait_until(job, lambda one: one.presence is Presence.ABSENT)
             bench.engine.start(job)
-        assert bench.ended(job).exit["exit_status"] == 0
+        assert bench.finish(job).exit["exit_status"] == 0
         assert len(dashboard.jobs) == 1
 
 
 def test_a_node_without_workspace_or_python_is_reported_with_its_reason(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The check and the start of an attempt say what the node has said."""
+    """The check and the start of an attempt have the node's reason."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, python="no-python")
         with pytest.raises(
@@ -172,14 +172,14 @@ def test_a_node_without_workspace_or_python_is_reported_with_its_reason(
         ):
             bench.engine.check()
         job = bench.job("print('hello')\n", tmp_path)
-        bench.started(job)
-        bench.until(job, lambda one: one.presence is Presence.ABSENT)
+        bench.start(job)
+        bench.wait_until(job, lambda one: one.presence is Presence.ABSENT)
         with pytest.raises(EngineFailure, match="no-python: not found"):
             bench.engine.start(job)
 
 
 def test_a_token_is_shown(workspace: Workspace) -> None:
-    """Without the right one, what to do is said."""
+    """The error without the right one has the remedy."""
     workspace.targets_dir.mkdir()
     with RayDashboard(token="secret") as dashboard:
         bench = make_bench(workspace, dashboard)
@@ -202,21 +202,21 @@ time.sleep(300)
 
 
 def test_a_script_dies_with_the_daemon_of_its_node(workspace: Workspace, tmp_path: Path) -> None:
-    """Nothing of the attempt is left, it says so in its folder, and the run's log has what was printed."""
+    """No process of the attempt is left, its folder has the reason, and the run's log has the output."""
     with RayDashboard(cores=0) as dashboard:
         bench = make_bench(workspace, dashboard)
         job = bench.job(WAITS, tmp_path)
-        bench.started(job)
+        bench.start(job)
         # Ray starts it below its daemon, and below a shell.
         command = next(iter(dashboard.jobs.values())).submission["entrypoint"].removeprefix("exec ")
         daemon = subprocess.Popen([sys.executable, "-c", _DAEMON, command])
         try:
-            bench.says(job, "ready")
+            bench.wait_for_output(job, "ready")
             assert len(list(marked_processes(f"STOKER_RUN_ID={job.record.id}"))) >= 1
         finally:
             daemon.send_signal(signal.SIGKILL)
             daemon.wait(PROGRAM_S)
-        sight = bench.until(job, lambda one: one.presence is Presence.GONE)
+        sight = bench.wait_until(job, lambda one: one.presence is Presence.GONE)
         assert sight.reason == "the daemon of its node has ended"
         assert list(marked_processes(f"STOKER_RUN_ID={job.record.id}")) == []
         assert bench.log(job.folder) == "ready\n"
@@ -227,8 +227,8 @@ def test_a_silent_node_is_lost_after_its_time(workspace: Workspace, tmp_path: Pa
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard)
         job = bench.job(WAITS, tmp_path, lost_after_s=30.0)
-        bench.started(job)
-        bench.says(job, "ready")
+        bench.start(job)
+        bench.wait_for_output(job, "ready")
         now_s = [0.0]
         engine = bench.engine
         assert isinstance(engine, RayEngine)

@@ -16,7 +16,8 @@ from stoker.importing import conversions, measuring
 from stoker.importing.imports import ImportOrder, import_model
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
-from stoker.models.ways import WayResult, objection
+from stoker.models.way_choice import objection
+from stoker.models.ways import WayResult
 
 Save = Callable[..., Path]
 nn = torch.nn
@@ -40,7 +41,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr("stoker.importing.imports.order_child", order_child)
-    monkeypatch.setattr("stoker.models.ways.order_child", order_child)
+    monkeypatch.setattr("stoker.models.way_measuring.order_child", order_child)
     return puppets
 
 

@@ -1,4 +1,4 @@
-"""Sequences of a model with state on two replicas, by Triton's tools, and what the death of a replica costs them."""
+"""Sequences of a model with state on two replicas, by Triton's tools, and their loss with a replica."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add(server: LiveServer, name: int, number: float, **flags: bool) -> float:
 
 
 def add_or_refusal(server: LiveServer, name: int) -> float | str:
-    """A hundred more, or what the error says that is not to be tried again."""
+    """The answer plus a hundred, or the error that says not to retry."""
 
     def ask() -> float | str | None:
         try:
@@ -80,7 +80,7 @@ def add_or_refusal(server: LiveServer, name: int) -> float | str:
     ids=["http", "grpc", "shared-memory"],
 )
 def test_perf_analyzer_sends_sequences(server: LiveServer, protocol: str, load: tuple[str, ...]) -> None:
-    """It reads from the configuration that the model has some, and begins and ends as many as it is told to."""
+    """It reads from the configuration that the model has sequences, and begins and ends the set number."""
     address = f"127.0.0.1:{server.port if protocol == 'http' else GRPC_PORT}"
     add(server, 99, 1, sequence_start=True, sequence_end=True)
     before = server.metric("stoker_sequences_started_total", model="sums")

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,16 +66,6 @@ def test_the_words_of_the_glossary_are_at_home_where_it_says() -> None:
     places = [place for row in rows for place in re.findall(r"`([\w.]+)`", row)]
     assert len(places) > 40
     assert [place for place in places if not is_at_home(place)] == []
-
-
-def test_the_packages_of_the_gateway_stand_as_they_import() -> None:
-    """The picture has the layers of import-linter's contract, in its order."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["stoker.gateway"])
-    picture = PAGE.read_text(encoding="utf-8").partition("### Packages of the gateway")[2].split("```")[1]
-    drawn = [re.split(r" {2,}", line)[0].split(" · ") for line in picture.strip().splitlines()]
-    assert drawn == [layer.split(" | ") for layer in layers]
 
 
 @pytest.mark.parametrize(("name", "most_names"), [("life-of-a-request", 25), ("life-of-a-model", 41)])

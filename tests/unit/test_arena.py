@@ -166,7 +166,7 @@ def test_small_bodies_keep_their_pages() -> None:
 
 
 def test_trim_returns_kept_pages() -> None:
-    """All that a row has under 1 MiB goes, also what a longer request has left there; one row at a time."""
+    """A row loses all pages under 1 MiB, also those of a longer earlier request; one row at a time."""
     arena, _, fd = two_views(BODIES, 8)
     empty = os.fstat(fd).st_blocks
     for number in range(6):

@@ -1,4 +1,4 @@
-"""The board: what a device says of its queue, as frontends read it."""
+"""The board: the state of a device's queue, as frontends read it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_all_frontends_read_the_written_board() -> None:
         ]
 
 
-def test_a_page_that_nobody_has_written_says_nothing() -> None:
-    """A device that has just begun lets everybody come."""
+def test_unwritten_page_is_empty() -> None:
+    """A device that has just begun admits all requests."""
     page = BoardPage(pages()[0])
     page.look()
     assert (page.cap, page.waiting) == (0, [0, 0, 0])
@@ -76,7 +76,7 @@ def test_rows_refused_after_sending_are_no_longer_counted() -> None:
 
 
 def test_sent_rows_are_due_after_full_batches() -> None:
-    """As many as end from when the device is free until their time; those of which none is said are due after all."""
+    """The rows that end between the device's free time and theirs; rows without a time are due last."""
     writer, (words,) = BoardWriter(), pages()
     writer.set_times(4, line(4))
     writer.set_queue([0, 300, 0], {}, LATER)

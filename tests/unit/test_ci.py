@@ -148,11 +148,11 @@ class Clone:
 
 
 def test_suites_that_were_green_with_the_same_content_are_skipped(tmp_path: Path) -> None:
-    """The tests always run; a change runs what depends on it; `--all` runs everything."""
+    """The tests always run; a change runs what depends on it; `--all` runs all suites."""
     clone = Clone(tmp_path)
-    everything = {"test", "prepare", *(suite.target for suite in suites.SUITES)}
+    all_suites = {"test", "prepare", *(suite.target for suite in suites.SUITES)}
     status, made = clone.run()
-    assert (status, set(made)) == (0, everything)
+    assert (status, set(made)) == (0, all_suites)
     assert clone.run() == (0, ["test"])
     clone.write("tests/ray/test_runs.py", "changed = True")
     status, made = clone.run()
@@ -161,11 +161,11 @@ def test_suites_that_were_green_with_the_same_content_are_skipped(tmp_path: Path
     assert "test-ray" in depending
     assert "test-stores" not in depending
     status, made = clone.run("--all")
-    assert (status, set(made)) == (0, everything)
+    assert (status, set(made)) == (0, all_suites)
 
 
 def test_suite_that_fails_fails_the_run_and_runs_again(tmp_path: Path) -> None:
-    """It is not green, and what was not begun is not either."""
+    """Neither it nor suites not begun count as green."""
     clone = Clone(tmp_path)
     clone.write("fails-test-ray", "")
     status, made = clone.run()

@@ -160,7 +160,7 @@ def test_quoted_text_in_an_error_is_escaped(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the command and of those below it; what is near to nothing is only named."""
+    """The name is of the command or of those below it; an option without a near one is only named."""
     for words, suggestion in (
         (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
         (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
@@ -210,7 +210,7 @@ def test_missing_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
-    """Else the first socket of a server would be its standard output, and what is printed has no place to go."""
+    """Otherwise the first socket of a server would be its standard output, and prints would fail."""
     seen = tmp_path / "seen"
     code = (
         "import os, sys; from stoker.cli import main; "
@@ -246,10 +246,10 @@ def test_unwritable_output_is_reported_in_a_sentence(tmp_path: Path, arguments: 
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_command_that_fails_has_failed_also_where_nobody_reads_its_output(
+def test_failed_command_fails_with_unread_output_too(
     raises: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own error and exit code go before those of what it has printed and nobody has read."""
+    """Its own error and exit code win over those of a closed standard output."""
 
     def fail(_: argparse.Namespace) -> int:
         print("what it has found", file=sys.stdout)
@@ -352,8 +352,8 @@ def test_command_ignores_ctrl_c_like_its_parent(tmp_path: Path) -> None:
     assert (code, output) == (0, b"there are no named keys; stoker keys add NAME makes one\n")
 
 
-def test_nothing_is_imported_before_ctrl_c_is_quiet() -> None:
-    """Each further module would be time in which a traceback is shown."""
+def test_cli_imports_no_other_module_before_its_ctrl_c_handler() -> None:
+    """During an import Ctrl-C would print a traceback."""
     code = (
         "import sys; before = set(sys.modules); import stoker.cli; print(*sorted(set(sys.modules) - before))"
     )

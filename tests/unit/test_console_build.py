@@ -26,7 +26,7 @@ def packages(folder: Path, build: dict[str, Any], hooks: str) -> Path:
 
 
 def test_modules_find_each_other_without_names_of_packages(tmp_path: Path, build: dict[str, Any]) -> None:
-    """A browser knows files alone; nothing points to what is not served, and what was there before goes."""
+    """A browser knows files alone; each import points to a served file, and the old output is removed."""
     target = tmp_path / "libraries"
     target.mkdir()
     (target / "old.js").touch()

@@ -1,4 +1,4 @@
-"""The distributions: what they ask for, and what is built of them."""
+"""The distributions: their requirements, and their built files."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def imported_modules(name: str) -> set[str]:
 
 
 def uv(*arguments: str | Path) -> None:
-    """Run uv without an index: what it needs is here."""
+    """Run uv without an index: all packages are here."""
     environ = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     done = subprocess.run(
         [find_uv_bin(), *arguments],

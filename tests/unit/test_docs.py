@@ -1,4 +1,4 @@
-"""The documentation: what it names exists, and what it shows works."""
+"""The documentation: names exist, and examples work."""
 
 import argparse
 import functools
@@ -145,7 +145,7 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_tables_are_tables(document: Path) -> None:
-    """Each has a heading, and each row as many cells: what a blank line cuts off is shown as text with bars."""
+    """Each has a heading, and each row as many cells: a row after a blank line would show as text with bars."""
     for table in re.findall(r"(?:^\|.*\n)+", prose(text_of(document)), re.MULTILINE):
         heading, line, *rows = [*table.splitlines(), ""]
         assert re.fullmatch(r"\|[\s:|-]+\|", line), heading
@@ -412,7 +412,7 @@ def test_shown_entry_scripts_keep_their_contract() -> None:
 
 
 def test_image_copies_existing_files() -> None:
-    """Dockerfile.gpu copies what .dockerignore lets through, installs what it copied, and names its version."""
+    """Dockerfile.gpu copies files that .dockerignore lets through, installs them, and names its version."""
     dockerfile = text_of(ROOT / "Dockerfile.gpu").replace("\\\n", " ")
     ignored = [
         line for line in text_of(ROOT / ".dockerignore").splitlines() if line and not line.startswith("#")

@@ -64,7 +64,7 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 
 def test_an_error_carries_its_message_and_when_to_come_back() -> None:
-    """`str` is what the caller reads; Retry-After is whole seconds or nothing."""
+    """`str` is the caller's message; Retry-After is whole seconds or missing."""
     error = Overloaded("All rows are taken.", retry_after_s=3)
     assert (str(error), error.retry_after_s, error.status, error.code) == (
         "All rows are taken.",
@@ -76,7 +76,7 @@ def test_an_error_carries_its_message_and_when_to_come_back() -> None:
 
 
 def test_refused_request_gets_a_time_to_retry() -> None:
-    """In milliseconds, and in whole seconds that are not earlier; what was expected is said in one header."""
+    """It is in milliseconds, and in whole seconds that are not earlier; one header has the expected wait."""
     refusal = Refusal(503, "overloaded", 2101, 84_100_000, 410, "target", 50_000_000)
     error = Overloaded("It would be too late.", refusal=refusal)
     assert (error.retry_after_s, error.retry_after_ms) == (3, 2101)

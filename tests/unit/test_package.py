@@ -55,7 +55,7 @@ def test_telemetry_of_onnx_runtime_is_off_by_default(
 
 
 def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
-    """A frontend starts in a moment and stays small, whatever the models need."""
+    """A frontend starts in a moment and stays small, for any models."""
     imported = imported_by(
         "stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.commands.command_line"
     )

@@ -89,7 +89,7 @@ def test_only_drawings_keep_their_lines_on_a_phone(build: ModuleType) -> None:
 def test_a_name_that_has_gone_ends_the_build(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files, folders, modules and what is in them; what is only written like one is left alone."""
+    """Files, folders, modules and their members are checked; text that only looks like a name is left alone."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
     there = "`gateway/app.py` `server/stoker` `stoker.gateway.app` `stoker.gateway.app.serve` `stoker.span`"
     gone = "`gateway/direct.py` `tests/gone` `stoker.gateway.direct` `stoker.gateway.app.start`"
@@ -121,7 +121,7 @@ def test_a_page_that_the_index_leaves_out_ends_the_build(
 def test_linked_files_of_pages_are_copied_to_the_site(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pictures and sources are copied; what is missing ends the build; other sites and shown code are left alone."""
+    """Pictures and sources are copied; a missing one ends the build; other sites and shown code are left alone."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
     page = "[code](../stoker/core.py#L3) [site](https://example.com/a.png) [page](keys.md)\n```\n[x](no.png)\n```\n"
     repository(tmp_path, build, "", page)
@@ -133,7 +133,7 @@ def test_linked_files_of_pages_are_copied_to_the_site(
 
 
 def test_a_site_leads_somewhere_and_loads_nothing_from_elsewhere(build: ModuleType, tmp_path: Path) -> None:
-    """Links to other sites are told apart from what a browser fetches unasked."""
+    """Links to other sites are allowed, resources of them are not."""
     (tmp_path / "here.html").write_text(
         '<a href="https://example.com">.</a><a href="#top">.</a><a href="here.html#top">.</a>'
         '<a href="gone.html">.</a>'

@@ -45,7 +45,7 @@ def test_the_isolation_of_a_signature_is_read_under_its_earlier_name() -> None:
     assert Signature.from_json(stored).isolation == signature.isolation
 
 
-def test_decoded_rows_fit_a_signature_that_differs_only_in_room_for_answers() -> None:
+def test_decoded_rows_fit_a_signature_with_other_room_for_answers() -> None:
     """Rows fit the same model with more room for answers, but no model with other tensors."""
     packed = dataclasses.replace(BODIES, takes="tensors")
     assert packed.with_answers(1 << 30).reads_as(packed)
@@ -146,6 +146,6 @@ def test_a_batch_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "object", "U1"])
 def test_a_batch_of_another_kind_is_refused(dtype: str) -> None:
-    """A cast that would lose what the numbers are (floats to integers, text to numbers) is refused."""
+    """A cast that would lose information (floats to integers, text to numbers) is refused."""
     with pytest.raises(TypeError, match="cast"):
         check_batch(TensorSpec("y", "int64", (1,)), np.zeros((1, 1), dtype), 1)

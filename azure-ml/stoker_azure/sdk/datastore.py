@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from stoker.models.remote_files import list_sizes
+from stoker.models.remote_stores import list_sizes
 from stoker.settings.names import is_name, read_address
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as

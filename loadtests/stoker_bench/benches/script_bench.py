@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls
-from stoker.scripts.result_parts import split
+from stoker.scripts.result_parts import divide_result
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 from stoker_bench.benches.lineup import BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, standing
@@ -181,7 +181,7 @@ def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
         ("unpack the request", "device", False, lambda: ScriptRequest.unpack(packed), 1),
         ("find what may be merged", "device", True, lambda: list(merged.batches(batch)), requests),
         ("merge the bodies", "device", True, lambda: merge(bodies), requests),
-        ("split the result", "device", True, lambda: split(result, rows), requests),
+        ("split the result", "device", True, lambda: divide_result(result, rows), requests),
         ("encode the answer", "device", False, lambda: calls.encode([7], 1), 1),
         ("pack the answer", "device", False, answer.pack, 1),
         ("unpack the answer", "frontend", False, lambda: ScriptAnswer.unpack(packed_answer), 1),

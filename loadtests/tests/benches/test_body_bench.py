@@ -27,7 +27,7 @@ def test_a_server_has_to_keep_up_with_one_process(least: float | None, met: list
 def test_bench_of_other_bodies(
     run: Callable[[BenchOptions], BodyReport], alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answers are what the model gives; another Stoker, and what reads the body alone, take their turns."""
+    """The answers are the model's; another Stoker, and a reader of bodies alone, take their turns."""
     monkeypatch.setattr(lineup, "pick_generator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     against = Path(sys.executable)

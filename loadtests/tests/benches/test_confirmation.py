@@ -15,7 +15,7 @@ from stoker.cli import main
 def test_a_model_is_profiled_and_tried_on_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server is started with what was found, asked for rows of the signature, and ended."""
+    """The server is started with the settings found, gets rows of the signature, and is ended."""
     place = ["rows", 4]
     rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, place) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", rows[:1], rows[1:])

@@ -1,4 +1,4 @@
-"""`stoker bench --loading`: what it is asked for, and a bench of a real server as short as can be."""
+"""`stoker bench --loading`: its options, and a bench of a real server as short as can be."""
 
 from __future__ import annotations
 

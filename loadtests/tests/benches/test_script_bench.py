@@ -1,4 +1,4 @@
-"""`stoker bench --scripts`: what it reports, and a whole one on real servers with a generator that asks just once."""
+"""`stoker bench --scripts`: its report, and a whole one on real servers with one request."""
 
 import shutil
 from pathlib import Path

@@ -256,7 +256,7 @@ def test_wrong_shape_fails_the_check_even_without_values(doubling: DoublingServe
 
 
 def test_bad_status_fails_the_check_with_the_servers_words(doubling: DoublingServer) -> None:
-    """A 401 is told with its body before any timing begins."""
+    """The error of a 401 has its body, before any timing begins."""
     doubling.status, doubling.answer = 401, lambda rows: {"message": "no valid key"}
     with pytest.raises(BenchedServerError, match=r"401.*no valid key"):
         check_answers(loaded(doubling.uri, PuppetGenerator(FIGURES)), (4,), double)

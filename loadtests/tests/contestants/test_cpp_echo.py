@@ -45,7 +45,7 @@ def test_messages_of_any_method_come_back(
 def test_a_call_that_fails_is_an_error(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a message above gRPC's limit of 4 MiB, say; its status is told."""
+    """A message above gRPC's limit of 4 MiB fails so; the error has its status."""
     monkeypatch.setattr(grpc_bench, "cpp_echo_program", lambda: program)
     launch = cpp_echo_launch(PATH)
     with (
@@ -94,7 +94,7 @@ def test_missing_compiler_is_named_with_its_package(toolchain: Path) -> None:
 
 
 def test_a_source_that_does_not_compile_leaves_nothing(toolchain: Path, tmp_path: Path) -> None:
-    """The compiler's first error is told; the next bench tries again."""
+    """The error has the compiler's first one; the next bench tries again."""
     pretend(toolchain, "pkg-config", "echo 1.0")
     pretend(
         toolchain, "c++", 'test "$1" = --version || { echo "echo.cpp:1: error: no such file" >&2; exit 1; }'

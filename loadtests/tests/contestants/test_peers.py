@@ -1,4 +1,4 @@
-"""The peers of `make compare`: what they are made of and how they are started."""
+"""The peers of `make compare`: their environments and their starts."""
 
 import sys
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_built_environment_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_outdated_environment_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other pins mean building anew, and without uv the operator is told what brings it."""
+    """Other pins need a new environment, and the error without uv says how to install it."""
     peer = PEERS[0]
     stamped(tmp_path, peer, ("mosec==0.1",))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

@@ -79,7 +79,7 @@ def test_server_and_its_child_end_together(tmp_path: Path) -> None:
 
 
 def test_ready_may_mean_the_first_score(tmp_path: Path) -> None:
-    """With a body, readiness is the answer to that, whatever the health route says."""
+    """With a body, the server is ready once it answers that, regardless of the health route."""
     tiny = launch(SERVER_WITH_CHILD, ready_path="/nosuch")
     with RunningServer(tiny, tmp_path / "log", ready_body=b"score"):
         pass

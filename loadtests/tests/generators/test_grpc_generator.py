@@ -1,4 +1,4 @@
-"""Load by calls of gRPC: which generator is picked, and what h2load is asked for and believed."""
+"""Load by calls of gRPC: the choice of the generator, h2load's options and its results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_percentiles_are_those_of_the_log() -> None:
 
 @pytest.mark.parametrize("data_bytes", [700, 799])
 def test_answers_without_their_message_are_errors(data_bytes: int) -> None:
-    """A call that failed has HTTP's status of a success; what the end has cut off is no answer."""
+    """A failed call has HTTP's status of a success; a call cut off at the end is no answer."""
     seen = figures(h2load_report(10, 0, data_bytes), [0.4] * 10)
     assert (seen.requests, seen.errors) == (7, 3)
 

@@ -19,7 +19,7 @@ from stoker_bench.generators.scoring_request import (
 
 
 def test_rows_survive_the_body_exactly() -> None:
-    """The values have 4 decimals, so what a server parses to float32 is what the rows hold."""
+    """The values have 4 decimals, so a server parses exactly the rows' float32 values."""
     rows = random_rows(3, (784,), seed=1)
     body = DATA_LISTS.encode(rows)
     assert np.array_equal(np.array(json.loads(body)["data"], dtype=np.float32), rows)
@@ -81,7 +81,7 @@ def test_binary_bodies_follow_the_protocol_of_the_server() -> None:
 
 @pytest.mark.parametrize("answer", [b'{"error": "no"}', b'{"outputs": [{"data": [1]}]}', b"nonsense"])
 def test_other_answers_than_binary_are_refused(answer: bytes) -> None:
-    """An error, an answer of JSON alone and what is no JSON raise ValueError and nothing else."""
+    """An error, an answer of JSON alone and other bytes raise ValueError and nothing else."""
     with pytest.raises(ValueError):  # noqa: PT011 - json and the decoder word it differently
         binary_open_inference("x").decode(answer, 1)
 
@@ -106,7 +106,7 @@ def test_tls_is_refused_by_its_name() -> None:
 
 
 def test_no_key_means_no_header() -> None:
-    """Without a key nothing is said about authorization, and the port defaults to 80."""
+    """Without a key the request has no authorization, and the port defaults to 80."""
     request = scoring_request("http://localhost", b"")
     assert "Authorization" not in request.headers
     assert (request.port, request.path) == (80, "/")

@@ -22,7 +22,7 @@ from stoker_bench.gpu.peers import PEERS, GpuPeer
 
 
 def test_a_bound_is_met_from_above_or_from_below() -> None:
-    """A share has to be at least its bound, a time at most; what was not measured is neither."""
+    """A share has to be at least its bound, a time at most; a missing figure is neither met nor missed."""
     found = Acceptance(values={"closed 512": 0.97, "poisson": 0.91, "load": 4.0, "lone mlp": 3.1})
     assert [found.is_met(key) for key in ("closed 512", "poisson", "load", "lone mlp", "images")] == [
         *(True, False, True, False, None)
@@ -86,7 +86,7 @@ def test_no_more_photographs_wait_than_the_frontends_let_wait(
 
 
 def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path) -> None:
-    """Each batch size as exported and, in a session of its own, fused; token ids are what is sent."""
+    """Each batch size runs as exported and, in a session of its own, fused; requests hold token ids."""
     model = ModelMaker(tmp_path).make_bert("tiny", "fp32")
     ceiling = measure_ceiling(model, CeilingOptions("cpu", (1, 4), 0.001))
     assert ceiling.failures == ()
@@ -102,7 +102,7 @@ def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path
 def test_without_pytorch_bert_is_compared_with_earlier_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, note: str
 ) -> None:
-    """Also if it is there and fails; the table says so, and what it is compared with."""
+    """This holds for a failing PyTorch too; the table names the earlier figures."""
 
     def fail(*_: object) -> str:
         raise GeneratorError("no CUDA")

@@ -74,7 +74,7 @@ def test_bad_settings_end_with_the_reason(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_deployment_file_is_one(tmp_path: Path) -> None:
-    """The server reads it, with the model's precision and whatever else was asked for."""
+    """The server can read it; it has the model's precision and the other options."""
     model = GpuModel("resnet50", "fp16", "float16", tmp_path / "model.onnx", "images", (2, 2, 3), "random")
     file = tmp_path / "deployment.yaml"
     file.write_text(yaml.safe_dump(deployment(model, ServingOptions("cuda:0", 64, 2, 4, "graph"))))
@@ -89,7 +89,7 @@ def test_the_deployment_file_is_one(tmp_path: Path) -> None:
 
 
 def test_a_file_of_pytorch_has_the_precision_of_its_weights(tmp_path: Path) -> None:
-    """None is asked for, which the server would refuse; others are asked for the model's."""
+    """It sets no precision, which the server would refuse; other files have the model's."""
     path = tmp_path / "bert.pt2"
     model = GpuModel("bert", "fp16", "int64", path, "input_ids", (16,), "random", reference=tmp_path)
     assert deployment(model, ServingOptions("cuda:0"))["models"][0].get("precision") is None

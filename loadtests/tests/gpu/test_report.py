@@ -1,4 +1,4 @@
-"""Figures of the bench on a GPU: ceilings, shares of them, tables, bounds, and what the driver said."""
+"""Figures of the bench on a GPU: ceilings, shares of them, tables, bounds, and readings of the driver."""
 
 import argparse
 import dataclasses
@@ -113,7 +113,7 @@ def test_served_table_shows_rates_as_shares_of_the_ceiling() -> None:
 
 
 def test_bounds_are_those_of_the_figures_there_are() -> None:
-    """Each bound is met or not by what was measured, and is not told without a figure."""
+    """Each bound is met or missed by its figure, and is left out without one."""
     report = GpuReport(
         "cuda:0",
         served=[
@@ -166,7 +166,7 @@ def test_readings_of_the_gpu_are_summarised() -> None:
 
 
 def test_only_the_device_under_test_is_watched() -> None:
-    """Readings of other GPUs are left out; of the CPU there are none, and no driver is asked."""
+    """Readings of other GPUs are left out; the CPU has none, and no driver is used."""
 
     def read() -> list[GpuReading]:
         return [GpuReading(0, "a", utilization_percent=90), GpuReading(1, "b", utilization_percent=10)]

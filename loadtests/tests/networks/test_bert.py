@@ -70,7 +70,7 @@ def test_optimize_has_work_that_keeps_the_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["base", "tiny"])
 def test_heads_share_the_width(name: str) -> None:
-    """Sizes are multiples of what they are split into, and of 8, as tensor cores want them."""
+    """Sizes are multiples of the number of their parts, and of 8, as tensor cores want them."""
     sizes = SIZES[name]
     assert sizes.head_width * sizes.heads == sizes.width
     assert not any(size % 8 for size in (sizes.head_width, sizes.width, sizes.inner, sizes.tokens))

@@ -32,7 +32,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 def test_absent_folder_is_trained_or_the_failure_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command gets the folder; what it complains of reaches the operator."""
+    """The command gets the folder; the operator gets its error."""
     commands: list[list[str]] = []
 
     def fail(command: list[str], **_: Any) -> SimpleNamespace:

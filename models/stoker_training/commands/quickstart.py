@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, register and serve."""
     from stoker.models.repository import Repository
     from stoker.settings.workspace import Workspace
-    from stoker.supervisor.handover import taking_over
+    from stoker.supervisor.predecessor import taking_over
     from stoker.supervisor.serving import serve
     from stoker_runs.launch.registration import origin_of
 

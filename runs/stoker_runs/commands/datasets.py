@@ -106,7 +106,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _shown_places(version: Mapping[str, Any]) -> list[list[str | None]]:
     """The places of a version, without passwords and queries of addresses."""
-    from stoker.models.remote_files import shown_address
+    from stoker.models.remote_stores import shown_address
 
     return [[store, shown_address(path) if store is None else path] for store, path in version["places"]]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.errors import InvalidSettings
-from stoker.models.remote_files import shown_address
+from stoker.models.remote_stores import shown_address
 from stoker.system.wording import format_count
 from stoker_base.trees import files_below
 from stoker_runs.commands.run_output import common_arguments, found_workspace

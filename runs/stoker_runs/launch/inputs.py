@@ -3,7 +3,7 @@
 WORKSPACE/stores/.web/DIGEST/HOST/PATH    several files of the web that are one input
 WORKSPACE/azure/datasets/NAME.json the versions of a data set: stores and paths in them, null and addresses of the web
 
-What is at an address, `stoker.models.remote_files` fetches once. The store is asked each time whether it has changed.
+`stoker.models.mirrors` fetches the files of an address once. The store is asked each time whether it has changed.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def hold_inputs(inputs: Mapping[str, str], workspace: Workspace) -> list[int]:
     if not inputs:
         return []
     # Imported here: few runs have files of stores.
-    from stoker.models.remote_files import hold_files
+    from stoker.models.mirrors import hold_files
 
     return hold_files(inputs.values(), workspace)
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.models.remote_files import fetch_path, list_sizes, open_for_writing
+from stoker.models.fetching import fetch_path
+from stoker.models.remote_stores import list_sizes
+from stoker.models.remote_writing import open_for_writing
 from stoker.settings.names import checked_name, did_you_mean, is_name, read_address
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file

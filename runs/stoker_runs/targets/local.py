@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
-from stoker.models.remote_files import mirrors_dir
+from stoker.models.mirrors import mirrors_dir
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder

@@ -34,7 +34,7 @@ from stoker.gpu.selection import choose_device
 from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.models.repository import Repository
 from stoker.scripts.imports import (
     PROVIDED_BY_AZURE,
@@ -48,7 +48,8 @@ from stoker.scripts.script_process import script_folders
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
+from stoker.supervisor.ports import bind, reserve_grpc_port
+from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extensions import find_extension
 from stoker.system.extras import (
     console_missing,

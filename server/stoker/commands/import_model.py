@@ -82,7 +82,7 @@ def _read_ways(value: str) -> tuple[WayName, ...]:
 def run_import(args: argparse.Namespace, repository: Repository) -> int:
     """Import the model, and print the measurements of each way."""
     from stoker.importing.imports import ImportOrder, import_model, rows_of_table
-    from stoker.models.ways import objection
+    from stoker.models.way_choice import objection
     from stoker.settings.loading import load_settings
     from stoker.settings.names import checked_name, name_from_path
 

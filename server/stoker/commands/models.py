@@ -232,7 +232,7 @@ def _register(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> Path:
-    from stoker.models.remote_files import fetch_path
+    from stoker.models.fetching import fetch_path
     from stoker.settings.workspace import Workspace
 
     place, mirror = fetch_path(path, Workspace.find(args.workspace), note, _progress(cleanup, "fetching"))
@@ -263,7 +263,8 @@ def _address(text: str) -> str:
 def _push(args: argparse.Namespace) -> int:
     """Send the files of a version, and its manifest as the last one: a version with a manifest is whole."""
     from stoker.models.registered import FILES_FOLDER, MANIFEST
-    from stoker.models.remote_files import send, shown_address
+    from stoker.models.remote_stores import shown_address
+    from stoker.models.remote_writing import send
 
     address = _address(args.address)
     registered = _repository(args).resolve(args.reference)
@@ -278,7 +279,7 @@ def _push(args: argparse.Namespace) -> int:
 
 def _pull(args: argparse.Namespace) -> int:
     from stoker.models.registered import find_version
-    from stoker.models.remote_files import shown_address
+    from stoker.models.remote_stores import shown_address
 
     with ExitStack() as cleanup:
         address = _address(args.address)

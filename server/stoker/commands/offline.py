@@ -134,7 +134,7 @@ def _fetch_inputs(
     paths: Sequence[Path], workspace: Workspace, fetched: contextlib.ExitStack
 ) -> tuple[list[Path], dict[Path, str]]:
     """Return where the rows are on this machine, and the SHA-256 of files that were fetched."""
-    from stoker.models.remote_files import fetch_path
+    from stoker.models.fetching import fetch_path
 
     found: list[Path] = []
     digests: dict[Path, str] = {}
@@ -153,7 +153,7 @@ def _open_output(
     given: Path, workspace: Workspace, fetched: contextlib.ExitStack
 ) -> tuple[Path, SentAnswers | None]:
     """Return the folder of the answers, and their sender if `given` is an address."""
-    from stoker.models.remote_files import mirrors_dir
+    from stoker.models.mirrors import mirrors_dir
     from stoker.offline.sent_answers import SentAnswers
     from stoker.system.durable import private_folder
 

@@ -171,7 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
     from stoker.settings.workspace import Workspace
-    from stoker.supervisor.handover import taking_over
+    from stoker.supervisor.predecessor import taking_over
 
     with taking_over(os.environ) as predecessor:
         settings, workspace = serve_settings(args), Workspace.find(args.workspace)

@@ -248,7 +248,7 @@ class AskTraces:
 
     Attributes:
         model: Name of the model; empty for the settings of all models without their own.
-        changes: The changes, see `stoker.supervisor.tracing.TraceSettings.change`.
+        changes: The changes, see `stoker.supervisor.trace_settings.TraceSettings.change`.
     """
 
     ticket: int

@@ -14,47 +14,6 @@ _LAST: Final = 1 << 16
 _NEVER_NS: Final = 1 << 62
 
 
-class Arbiter:
-    """Names the model whose batch runs next.
-
-    Args:
-        shares: Weight of each model's device time in conflicts.
-    """
-
-    def __init__(self, shares: Mapping[str, float]) -> None:
-        self._shares = dict(shares)
-        # Device time by share. The lower bound for a returning model is the least of those that wanted to run
-        # before.
-        self._used = dict.fromkeys(shares, 0.0)
-        self._wanting: list[str] = []
-
-    def choose(self, now_ns: int, proposals: Mapping[str, Proposal]) -> str | None:
-        """Return the model that runs now; None if none wants to.
-
-        Args:
-            now_ns: When the device is free.
-            proposals: What each model would run; a model that waits for more rows, or has none, does not want to run.
-        """
-        self._lift([model for model, proposal in proposals.items() if proposal.rows])
-        return pick(now_ns, proposals, self._used)
-
-    def charge(self, model: str, cost_ns: int) -> None:
-        """Record that a model uses the device for this long."""
-        self._used[model] += cost_ns / self._shares[model]
-
-    def _lift(self, wanting: list[str]) -> None:
-        """Raise models that begin to want to run to the least usage among those that wanted before."""
-        if wanting == self._wanting:
-            return
-        stayed = [self._used[model] for model in wanting if model in self._wanting]
-        if stayed:
-            floor = min(stayed)
-            for model in wanting:
-                if model not in self._wanting:
-                    self._used[model] = max(self._used[model], floor)
-        self._wanting = wanting
-
-
 def pick(now_ns: int, proposals: Mapping[_Model, Proposal], used: Mapping[_Model, float]) -> _Model | None:
     """Return the model that runs now; None if none wants to.
 

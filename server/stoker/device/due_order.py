@@ -36,9 +36,9 @@ class DueOrder:
 
     __slots__ = ("due_ns", "first_deadline_ns", "parts")
 
-    def __init__(self, parts: Iterable[Part] = (), due_ns: np.ndarray = _NOTHING) -> None:
-        self.parts = deque(parts)
-        self.due_ns = due_ns
+    def __init__(self) -> None:
+        self.parts: deque[Part] = deque()
+        self.due_ns = _NOTHING
         self.first_deadline_ns = NEVER_NS
 
     def __len__(self) -> int:

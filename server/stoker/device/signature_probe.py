@@ -174,9 +174,13 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
     from stoker.deployment import Deployment, Device
     from stoker.device.first_batches import run_larger_batches
     from stoker.device.loading import load
+    from stoker.models.sources import ModelSource
+    from stoker.models.texts import find_text_input
+    from stoker.settings.model import ModelSettings
     from stoker.settings.server import ServerSettings
 
     settings = ServerSettings()
+    source = ModelSource(described["name"], 1, described["framework"], Path(described["path"]))
     deployment = Deployment(
         name=described["name"],
         version=1,
@@ -187,6 +191,7 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
         max_batch_rows=_PROBED_ROWS,
         max_body_bytes=settings.max_body_bytes,
         image=None if described["image"] is None else read_image_input(described["image"]),
+        text=find_text_input(source, Path(described["model_dir"]), ModelSettings()),
     )
     loaded = load(deployment, Device("cpu", 0, "CPU"))
     until_s, limit = time.monotonic() + _LARGEST_BATCH_S, ""

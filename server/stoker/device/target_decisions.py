@@ -12,7 +12,16 @@ from stoker.device.batch_sizes import ServiceTimes, filled, worthwhile
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.due_order import DueOrder
 from stoker.device.fairness import Candidates, classes_of, pick, served_of
-from stoker.device.row_blocks import DUE, ENQUEUED, PLACED, RowBlock, Table, blocks_of, split_into_blocks
+from stoker.device.row_blocks import (
+    DUE,
+    ENQUEUED,
+    PLACED,
+    RowBlock,
+    Table,
+    blocks_of,
+    join_parts,
+    split_into_blocks,
+)
 from stoker.device.row_queue import RowQueue
 from stoker.device.targets import Choice, choose, find_hopeless, largest_within, numbers_of
 
@@ -214,10 +223,8 @@ def _give_up_long_requests(
     queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool
 ) -> None:
     """Remove those of the first rows whose requests lack too many rows to be in time."""
-    head = DueOrder()
-    head.due_ns = queue.order.due_ns[:pressed]
-    head.parts.extend(queue.order.take_first(pressed))
-    table = head.table()
+    due_ns = queue.order.due_ns[:pressed]
+    table = join_parts(queue.order.take_first(pressed), due_ns)
     lost = find_hopeless(table, free_ns, costs_ns)
     if lost.any():
         queue.give_up([Table(table[:, lost])], free_ns + costs_ns[1], late=late)

@@ -14,20 +14,12 @@ from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT, kind_of_torch_file
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing.sentence_transformers import MODULES, pooled_model
 from stoker.models.frameworks import Detected, detect
-from stoker.models.registered import Registered, copy_files, source_files
+from stoker.models.registered import Registered
+from stoker.models.registered_files import copy_files, source_files
 from stoker.models.repository import Repository
-from stoker.models.ways import (
-    REFERENCE,
-    Bench,
-    Way,
-    WayResult,
-    Ways,
-    choose_default,
-    describe_place,
-    measure_way,
-    objection,
-    record_reference,
-)
+from stoker.models.way_choice import choose_default, describe_place, objection
+from stoker.models.way_measuring import REFERENCE, Bench, measure_way, record_reference
+from stoker.models.ways import Way, WayResult, Ways
 from stoker.settings.choices import WAY_NAMES, WayName
 from stoker.system.child_orders import order_child
 from stoker.system.durable import staging_folder

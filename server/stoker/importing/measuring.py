@@ -67,7 +67,7 @@ class Case:
 
 
 def do(order: dict[str, Any]) -> dict[str, Any]:
-    """Do what an order of `stoker.models.ways.Bench` asks for."""
+    """Do what an order of `stoker.models.way_measuring.Bench` asks for."""
     reference = Path(order["reference"])
     if order.get("record"):
         loaded, deployment = _load(order, Acceleration(precision="fp32"))

@@ -119,7 +119,7 @@ class _Graph:
         if normalizes:
             square = self._product(self._across(pooled), self._along(pooled))
             pooled = self._add(
-                "Div", pooled, self._add("Max", self._add("Sqrt", square), self._number(1e-12))
+                "Div", pooled, self._add("Max", self._add("Sqrt", square), self._constant(1e-12, np.float32))
             )
         self._add("Identity", pooled, output="sentence_embedding")
         rows, size = axes[0], axes[2]
@@ -129,19 +129,19 @@ class _Graph:
 
     def _pooled(self, mode: str) -> str:
         if mode == "cls":
-            return self._add("Gather", self._tokens, self._whole(0), axis=1)
+            return self._add("Gather", self._tokens, self._constant(0), axis=1)
         if mode == "max":
             return self._greatest()
         weights = self._mask
         if mode in ("weightedmean", "lasttoken"):
-            places = self._add("CumSum", self._mask, self._whole(1))
+            places = self._add("CumSum", self._mask, self._constant(1))
             if mode == "lasttoken":
                 count = self._product(self._across(self._mask), self._along(self._mask))
                 places = self._add("Cast", self._add("Equal", places, count), to=_FLOAT)
             weights = self._add("Mul", self._mask, places)
         total = self._product(self._across(weights), self._tokens)
         divisor = self._product(self._across(weights), self._along(self._mask))
-        divisor = self._add("Max", divisor, self._number(1e-9))
+        divisor = self._add("Max", divisor, self._constant(1e-9, np.float32))
         if mode == "mean_sqrt_len_tokens":
             divisor = self._add("Sqrt", divisor)
         return self._add("Div", total, divisor)
@@ -149,33 +149,27 @@ class _Graph:
     def _greatest(self) -> str:
         """The greatest number of all tokens, `[rows, size]`."""
         seen = self._add("Cast", self._along(self._mask), to=_BOOL)
-        given = self._add("Where", seen, self._tokens, self._number(-np.inf))
+        given = self._add("Where", seen, self._tokens, self._constant(-np.inf, np.float32))
         if self._opset >= _AXES_ARE_INPUTS:
-            return self._add("ReduceMax", given, self._whole([1]), keepdims=0)
+            return self._add("ReduceMax", given, self._constant([1]), keepdims=0)
         return self._add("ReduceMax", given, axes=[1], keepdims=0)
 
     def _product(self, one: str, other: str) -> str:
         """The product of `[rows, 1, n]` and `[rows, n, m]` as `[rows, m]`."""
-        return self._add("Gather", self._add("MatMul", one, other), self._whole(0), axis=1)
+        return self._add("Gather", self._add("MatMul", one, other), self._constant(0), axis=1)
 
     def _across(self, name: str) -> str:
-        return self._add("Reshape", name, self._whole([0, 1, -1]))
+        return self._add("Reshape", name, self._constant([0, 1, -1]))
 
     def _along(self, name: str) -> str:
-        return self._add("Reshape", name, self._whole([0, -1, 1]))
+        return self._add("Reshape", name, self._constant([0, -1, 1]))
 
-    def _whole(self, value: Any) -> str:
-        return self._constant(np.array(value, np.int64))
-
-    def _number(self, value: float) -> str:
-        return self._constant(np.array(value, np.float32))
-
-    def _constant(self, array: np.ndarray) -> str:
+    def _constant(self, value: Any, dtype: type = np.int64) -> str:
         from onnx import numpy_helper
 
         self._count += 1
         name = f"stoker_pooling_{self._count}"
-        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        self._graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
         return name
 
     def _add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:

@@ -1,5 +1,5 @@
 """Models: folders, registered versions, labels, and the deployments made of them.
 
-Models, versions and files that are missing, malformed or changed raise `RepositoryError`, settings that they cannot
-have `InvalidSettings`; the message says what to do.
+Missing, malformed or changed models, versions and files raise `RepositoryError`; settings that do not fit them raise
+`InvalidSettings`. The message says what to do.
 """

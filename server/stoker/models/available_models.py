@@ -1,4 +1,4 @@
-"""The models that settings name, with the versions of each that there are at this moment."""
+"""The models that settings name, with the versions that each has at this moment."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from stoker.settings.workspace import Workspace
 
-Meant = Mapping[str, Mapping[str, int]]
-"""Versions by label, by the name of the model."""
+EarlierLabels = Mapping[str, Mapping[str, int]]
+"""The versions of labels in the server before this one, by the name of the model."""
 
-# The settings of a server that a model's config.pbtxt may give too.
+# The settings of a server that a model's config.pbtxt may have too.
 _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
 
 
@@ -39,10 +39,10 @@ class AvailableModel:
 
     Attributes:
         broken: Further versions that hold no model, for instance because they are still being written.
-        base: The folder with all versions; None where the layout has none.
-        error: Why nothing of it could be found; then there are no versions.
-        adjustments: What of the settings is as somebody has asked for.
-        again: Finds it as it is now, without a look at others; without versions and errors where it is gone.
+        base: The folder with all versions; None if the layout has none.
+        error: The reason why it could not be found; then there are no versions.
+        adjustments: Changes of the settings that a load request has made.
+        find_again: Finds its present versions without looking at other models; none if it has been removed.
     """
 
     name: str
@@ -52,12 +52,12 @@ class AvailableModel:
     broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
     base: Path | None = None
     error: OperatorError | None = None
-    meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    earlier_labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
     adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
-    again: Callable[[], AvailableModel] | None = None
+    find_again: Callable[[], AvailableModel] | None = None
 
     def adjusted(self, adjustments: Adjustments) -> AvailableModel:
-        """Return it as somebody has asked for; of one as the settings are."""
+        """Return the model with adjustments of its settings; called for a model without any."""
         return dataclasses.replace(self, settings=adjustments.over(self.settings), adjustments=adjustments)
 
     @property
@@ -68,13 +68,13 @@ class AvailableModel:
 
     @property
     def likely_version(self) -> int:
-        """The version that an error is reported for when nothing could be found."""
+        """The version for which an error is reported if the model could not be found."""
         return max((*self.versions, *self.broken, *self.policy.named), default=1)
 
     def labels(self) -> dict[str, int]:
-        """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
+        """Return the labels of the settings; labels beside the versions overrule them.
 
-        They may name versions that there are not: one that was deleted, or one that is still to come.
+        They may name versions that were deleted, or that are still to come.
         """
         if self.error is not None:
             raise self.error
@@ -84,39 +84,42 @@ class AvailableModel:
         return labels
 
     def canary(self) -> Canary:
-        """Return the weights of the labels, those of the settings or, rather than them, those beside the versions."""
+        """Return the weights of the labels beside the versions, or else those of the settings."""
         stored = None if self.base is None else stored_canary(self.base)
         return stored or Canary(
             self.settings.canary or {}, self.settings.canary_by or "", self.settings.shadow or {}
         )
 
     @property
-    def there(self) -> set[int]:
+    def all_versions(self) -> set[int]:
         """All versions, also those that hold no model at the moment."""
         return {*self.versions, *self.broken}
 
     @property
     def earlier(self) -> list[int]:
-        """Versions older than the newest ones that are asked for, the newest first; none if others are asked for."""
+        """Versions older than the newest ones, if the policy chooses these, in descending order; else none."""
         if self.error is not None or self.policy.newest is None:
             return []
-        chosen = self.policy.choose(self.there)
+        chosen = self.policy.choose(self.all_versions)
         return [version for version in sorted(self.versions, reverse=True) if version < min(chosen)]
 
-    def wanted(self) -> list[int]:
-        """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
+    def chosen_versions(self) -> list[int]:
+        """Return the versions to serve from the start, ascending: those of the policy and all with labels.
 
-        A label whose version has not come goes on meaning what it meant.
+        A label whose version has not come keeps its earlier version.
         """
         if self.error is not None:
             raise self.error
-        there = self.there
-        check_named(self.name, self.policy, there)
-        check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
+        versions = self.all_versions
+        check_named(self.name, self.policy, versions)
+        check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), versions)
         labels = self.labels()
-        waiting = {label for label, version in labels.items() if version not in there}
-        labelled = {*labels.values(), *(version for label, version in self.meant.items() if label in waiting)}
-        return sorted({*self.policy.choose(there), *there.intersection(labelled)})
+        waiting = {label for label, version in labels.items() if version not in versions}
+        labelled = {
+            *labels.values(),
+            *(version for label, version in self.earlier_labels.items() if label in waiting),
+        }
+        return sorted({*self.policy.choose(versions), *versions.intersection(labelled)})
 
     def source(self, version: int) -> ModelSource:
         """Find one version."""
@@ -129,25 +132,25 @@ class AvailableModel:
         return dataclasses.replace(self.read(version), name=self.name)
 
     def fingerprint(self, version: int) -> str:
-        """Return what changes when the files of a version do; see `ModelSource.fingerprint`.
+        """Return the fingerprint of the files of a version; see `ModelSource.fingerprint`.
 
         Raises:
-            OSError: A file cannot be looked at.
+            OSError: A file cannot be read.
         """
         return self.source(version).fingerprint()
 
 
 def tries_earlier(settings: ServerSettings, models: Mapping[str, AvailableModel]) -> bool:
-    """Return whether a start serves an earlier version of a model whose newest one cannot be loaded."""
+    """Whether a start serves an earlier version of a model if the newest cannot be loaded."""
     return settings.exit_on_error is not True and any(model.earlier for model in models.values())
 
 
 def find_available_models(
-    settings: ServerSettings, workspace: Workspace, meant: Meant = MappingProxyType({})
+    settings: ServerSettings, workspace: Workspace, earlier_labels: EarlierLabels = MappingProxyType({})
 ) -> dict[str, AvailableModel]:
-    """Find the models that the settings name; with none named, every registered model that can be served.
+    """Find the models that the settings name; without names, all registered models that can be served.
 
-    Of several, one that cannot be found does not hide the others: it is listed with that error.
+    One of several models that cannot be found does not hide the others: it is listed with its error.
 
     Returns:
         The models by name, in the order of the settings.
@@ -174,11 +177,14 @@ def find_available_models(
     for name, count in Counter(entry.name for entry in found).items():
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
-    return {entry.name: dataclasses.replace(entry, meant=meant.get(entry.name, {})) for entry in found}
+    return {
+        entry.name: dataclasses.replace(entry, earlier_labels=earlier_labels.get(entry.name, {}))
+        for entry in found
+    }
 
 
 def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
-    """The registered models that are not served though none is named: those that an entry script has to load."""
+    """Return the registered models that are not served without being named: an entry script has to load them."""
     repository = Repository(workspace.models_dir)
     if settings.models:
         return []
@@ -204,21 +210,21 @@ def _is_served(repository: Repository, name: str) -> bool:
     except UnknownModel:  # deleted meanwhile
         return False
     except CorruptModel:
-        # Whoever loads it is told; the other models do not wait for that.
+        # Loading it raises the error; the other models are served.
         return True
 
 
 def _of_server(settings: ServerSettings) -> ModelSettings:
-    """The settings of the server that win over a config.pbtxt, as settings of a model."""
-    said = {name: getattr(settings, name) for name in _FOR_ALL}
+    """Return the settings of the server that overrule a config.pbtxt, as settings of a model."""
+    values = {name: getattr(settings, name) for name in _FOR_ALL}
     defaults = ServerSettings()
-    return ModelSettings(**{name: one for name, one in said.items() if one != getattr(defaults, name)})
+    return ModelSettings(**{name: one for name, one in values.items() if one != getattr(defaults, name)})
 
 
 def _laid_over(config: ModelSettings, model: ModelSettings, of_server: ModelSettings) -> ModelSettings:
     """Merge the settings of a model with its config.pbtxt; the operator's settings win.
 
-    Most rows are a limit: of what is said for all models and in the file the lower one counts.
+    The most rows are a limit: the lower one of the server and the file counts.
     """
     lowest = min(filter(None, (config.max_batch_rows, of_server.max_batch_rows)), default=None)
     limited = dataclasses.replace(config, max_batch_rows=config.max_batch_rows and lowest)
@@ -230,7 +236,7 @@ def _find_all(model: ModelSettings, repository: Repository, of_server: ModelSett
         return [_registered(model, repository)]
     assert model.path is not None, "settings have checked that one of both is there"
     broken: Broken = {}
-    # A folder can hold hundreds of models.
+    # Group them once: a folder can hold hundreds of models.
     by_name: dict[str, dict[int, ModelSource]] = {}
     for source in discover(model.path, broken):
         by_name.setdefault(source.name, {})[source.version] = source
@@ -246,7 +252,7 @@ def _find_all(model: ModelSettings, repository: Repository, of_server: ModelSett
 
 
 def _unfound(model: ModelSettings, error: OperatorError) -> AvailableModel:
-    """A model of which nothing could be found, under the name that it would have."""
+    """Return a model that could not be found, under the name that it would have."""
     if model.name is not None:
         name = model.name
     elif model.registered is not None:
@@ -256,15 +262,15 @@ def _unfound(model: ModelSettings, error: OperatorError) -> AvailableModel:
         name = likely_name(model.path)
     if not is_service_name(name):
         raise error
-    return AvailableModel(name, model, (), _none_is_there, error=error)
+    return AvailableModel(name, model, (), _read_none, error=error)
 
 
-def _none_is_there(_: int) -> ModelSource:
+def _read_none(_: int) -> ModelSource:
     raise AssertionError("a model with an error has no versions")
 
 
 def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
-    assert model.registered is not None, "looked at before"
+    assert model.registered is not None, "the caller has checked that it is registered"
     name, pinned = parse_reference(model.registered)
     if pinned is not None and model.versions is not None:
         raise InvalidSettings(
@@ -280,7 +286,7 @@ def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
         tuple(versions),
         lambda version: _of_archive(ModelSource.of(repository.get(name, version))),
         base=repository.models_dir / name,
-        again=lambda: _registered(model, repository),
+        find_again=lambda: _registered(model, repository),
     )
 
 
@@ -289,12 +295,12 @@ def _own_settings(repository: Repository, name: str, version: int) -> ModelSetti
     try:
         return _of_archive(ModelSource.of(repository.get(name, version))).own_settings
     except OperatorError:
-        # Whoever loads it is told.
+        # Loading it raises the error.
         return None
 
 
 def _of_archive(source: ModelSource) -> ModelSource:
-    """Add the settings that an archive of TorchServe says."""
+    """Add the settings of an archive of TorchServe."""
     if source.framework != "torchserve":
         return source
     archive = read_archive(source.path)
@@ -312,14 +318,14 @@ def _found(
     base = next((source.base for source in by_version.values()), None)
     own = None if newest is None else by_version[newest].settings_of_files
     return AvailableModel(
-        # A folder whose name cannot be that of a model is among the broken ones, under that name.
+        # A folder whose name is no model name is broken, under that name.
         name if model.name is None else checked_service(model.name, "service"),
         model if own is None else _laid_over(own, model, of_server),
         tuple(by_version),
         by_version.__getitem__,
         errors,
         base,
-        again=None if base is None else lambda: _found_again(model, name, base, of_server),
+        find_again=None if base is None else lambda: _found_again(model, name, base, of_server),
     )
 
 

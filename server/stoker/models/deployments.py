@@ -1,8 +1,8 @@
 """From settings to what is served: which models, in which versions, and the `Deployment` of each.
 
-`deploy_all` and `deploy` read downhill. The settings name models (`available_models`), found in folders (`layouts`)
-or registered (`repository`); a version of one has files (`sources`), and these and the settings make the deployment.
-Settings that it has under their own name are copied by that name, so a new one needs no line here.
+The settings name models (`available_models`), which are found in folders (`layouts`) or registered (`repository`). A
+version of a model has files (`sources`). The files and the settings make the deployment. Settings that a deployment
+has under the same name are copied by name, so a new one needs no line here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
-from stoker.models.available_models import AvailableModel, Meant, find_available_models
+from stoker.models.available_models import AvailableModel, EarlierLabels, find_available_models
 from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework, defines_triton_model
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
@@ -38,7 +38,8 @@ from stoker.models.setting_rules import check_settings, may_run_code
 from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.swagger_files import find_swagger_files
 from stoker.models.texts import find_text_input
-from stoker.models.ways import Bench, choose_here
+from stoker.models.way_choice import choose_here
+from stoker.models.way_measuring import Bench
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
 from stoker.settings.image_input import Decoding, ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
@@ -60,10 +61,10 @@ def resolve(
     workspace: Workspace,
     leases: ExitStack,
     broken: Broken | None = None,
-    meant: Meant = MappingProxyType({}),
+    earlier_labels: EarlierLabels = MappingProxyType({}),
 ) -> list[Deployment]:
     """Find the models that the settings name, and deploy them; see `find_available_models` and `deploy_all`."""
-    available = find_available_models(settings, workspace, meant)
+    available = find_available_models(settings, workspace, earlier_labels)
     return deploy_all(available, settings, workspace, leases, broken)
 
 
@@ -76,17 +77,16 @@ def deploy_all(
 ) -> list[Deployment]:
     """Deploy models in the versions that their settings ask for.
 
-    Registered versions are verified against their checksums, and held so that they cannot be deleted
-    meanwhile.
+    Registered versions are verified against their checksums, and leased so that they cannot be deleted meanwhile.
 
     Args:
-        leases: Receives what holds the registered versions.
+        leases: Receives the leases of the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
     """
     chosen = []
     for entry in available.values():
         try:
-            chosen += [(entry, version) for version in entry.wanted()]
+            chosen += [(entry, version) for version in entry.chosen_versions()]
         except OperatorError as error:
             _note_broken(broken, entry.name, entry.likely_version, error)
     resident = sum(not is_on_demand(entry.name, entry.settings, settings) for entry, _ in chosen)
@@ -108,7 +108,7 @@ def deploy_all(
 
 
 def is_on_demand(name: str, model: ModelSettings, settings: ServerSettings) -> bool:
-    """Whether a model is loaded when it is asked for: a budget of memory is set, and nothing needs the model always.
+    """Whether a model is loaded by its first request: a budget of memory is set, and the model may be unloaded.
 
     Pipelines are joined with the loaded models of their steps, and sequences would lose their state.
     """
@@ -132,12 +132,12 @@ def deploy(
     workspace: Workspace,
     leases: ExitStack,
 ) -> Deployment:
-    """Prepare one version of a model to be loaded: verify it, hold it, and find out how it is served.
+    """Prepare one version of a model to be loaded: lease and verify its files, and make its deployment.
 
-    Whoever loads a version on demand verifies it then.
+    A version that is loaded on demand is verified when it is loaded.
 
     Args:
-        leases: Receives what holds the registered versions.
+        leases: Receives the leases of the registered versions.
     """
     source = entry.source(version)
     on_demand = is_on_demand(entry.name, entry.settings, settings)
@@ -212,8 +212,8 @@ def _on_chosen_way(
 def _own_values(
     source: ModelSource, model: ModelSettings, model_dir: Path, settings: ServerSettings, workspace: Workspace
 ) -> dict[str, Any]:
-    """The fields of a deployment that are no copies of settings."""
-    # Models of MLflow that no runtime loads, and archives of TorchServe, are served by scripts of Stoker's.
+    """Return the fields of a deployment that are no copies of settings."""
+    # Stoker's own scripts serve models of MLflow that no runtime loads, and archives of TorchServe.
     is_script = source.framework in RUN_BY_SCRIPTS
     framework = "script" if is_script else source.framework
     path = _script_for(source.framework) or source.path.absolute()
@@ -221,10 +221,10 @@ def _own_values(
     fingerprint = source.fingerprint()
     placement = place(model.device or settings.device, model.replicas or settings.replicas, usable_cores())
     collection = _collection(model, settings)
-    given = model.environment
-    if given is None and source.framework == "torchserve":
-        given = require_extension("torchserve").find_requirements(model_dir)
-    environment = locate_environment(given, model.environment_managed, _environment_folder(source))
+    environment_file = model.environment
+    if environment_file is None and source.framework == "torchserve":
+        environment_file = require_extension("torchserve").find_requirements(model_dir)
+    environment = locate_environment(environment_file, model.environment_managed, _environment_folder(source))
     values = {
         "name": source.name,
         "version": source.version,
@@ -269,7 +269,7 @@ def _own_values(
 
 
 def _script_for(framework: Framework) -> Path | None:
-    """The script of Stoker's that serves models of a framework; None if none does."""
+    """Return Stoker's own script for models of a framework; None if there is none."""
     if framework == "torchserve":
         script: Path = require_extension("torchserve").ENTRY_SCRIPT
         return script
@@ -286,7 +286,7 @@ def environment_of(deployment: Deployment) -> ModelEnvironment | None:
 
 
 def _same_names(settings: ServerSettings, model: ModelSettings) -> dict[str, Any]:
-    """The settings that a deployment has under their own name: the model's, else the server's."""
+    """Return the settings that a deployment has under the same name: the model's, else the server's."""
     values = {"max_body_bytes": settings.max_body_bytes}
     for source in (settings, model):
         for field in dataclasses.fields(source):
@@ -306,7 +306,7 @@ def _origin(registered: Registered) -> dict[str, str]:
 
 
 def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspace) -> ModelSettings:
-    """The settings of a model, with the input example that MLflow keeps as the sample where there is no other."""
+    """Add the input example of a model of MLflow as the sample if the settings have none."""
     if source.framework == "torchserve":
         return _with_sample_beside(model, source)
     folder = folder_around(source.path)
@@ -321,7 +321,7 @@ def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspac
 
 
 def _with_sample_beside(model: ModelSettings, source: ModelSource) -> ModelSettings:
-    """The settings of an archive, with the sample that was registered beside it where there is no other."""
+    """Add the sample that was registered beside an archive if the settings have none."""
     beside = (
         () if source.registered is None else (source.registered.files_dir / name for name in SAMPLE_FILES)
     )
@@ -332,7 +332,7 @@ def _with_sample_beside(model: ModelSettings, source: ModelSource) -> ModelSetti
 
 
 def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, leases: ExitStack) -> Path:
-    """The folder of a model's files: its setting's, one with the registered models that a script uses, or its own."""
+    """Return the folder of a model's files: its setting's, that of registered models of a script, or its own."""
     if model.uses:
         used = [Repository(workspace.models_dir).resolve(reference) for reference in model.uses]
         for registered in used:
@@ -358,25 +358,25 @@ def _engine_cache(
     placement: Placement,
     workspace: Workspace,
 ) -> Path | None:
-    """The folder of engines, fused graphs or compiled code of exactly these files; None if nothing is built."""
+    """Return the folder of engines, fused graphs or compiled code of exactly these files; None if none are built."""
     may_be_fused = framework == "onnx" and model.optimize == "auto" and {*placement.devices} != {"cpu"}
     if model.provider != "tensorrt" and not model.compile and not may_be_fused:
         return None
-    held = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
     root = workspace if may_be_fused and model.provider != "tensorrt" else workspace.create()
-    return root.engines_dir / f"{source.name}-{source.version}-{held}"
+    return root.engines_dir / f"{source.name}-{source.version}-{digest}"
 
 
 def _threads(model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
-    """A replica's share of the server's threads, or fewer if the model says so."""
+    """Return a replica's share of the server's threads, or fewer by the model's setting."""
     share = max(1, settings.device_threads // max(1, placement.cpu_replicas))
     return min(share, model.threads or share)
 
 
 def _environment_folder(source: ModelSource) -> Path | None:
-    """Where a file with a model's packages is looked for: beside its code, in MLflow's or the registered folder."""
+    """Return the folder to search for a file of packages: of the code, of MLflow, or of the registered version."""
     if source.framework == "torchserve":
-        # Its manifest names the file.
+        # The manifest of the archive names the file.
         return None
     if source.framework in ("script", "sklearn"):
         return source.path.parent
@@ -384,7 +384,7 @@ def _environment_folder(source: ModelSource) -> Path | None:
 
 
 def _acceleration(model: ModelSettings, name: str, framework: str) -> Acceleration:
-    """How the model uses a GPU."""
+    """Return the settings of a model for its use of a GPU."""
     acceleration = Acceleration(
         model.provider,
         "tf32" if model.precision == "auto" else model.precision,
@@ -399,15 +399,15 @@ def _acceleration(model: ModelSettings, name: str, framework: str) -> Accelerati
 
 
 def _declaration(model: ModelSettings, declaration: Declaration) -> Declaration:
-    """The tensors of config.pbtxt, without its word on the batch axis if the settings limit the rows of a batch."""
-    known_better = declaration.batched is False and (model.max_batch_rows or model.batching == "rows")
-    return dataclasses.replace(declaration, batched=None) if known_better else declaration
+    """Return the tensors of config.pbtxt; settings with rows of a batch overrule its lack of a batch axis."""
+    overrules = declaration.batched is False and (model.max_batch_rows or model.batching == "rows")
+    return dataclasses.replace(declaration, batched=None) if overrules else declaration
 
 
 def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
     tolerance = model.parity_tolerance
     if model.sequence is not None:
-        # The answer to a request depends on those before it, so another version's answer proves nothing.
+        # Answers depend on earlier requests, so those of another version prove nothing.
         return Parity()
     return Parity(
         model.parity or settings.parity, settings.parity_tolerance if tolerance is None else tolerance
@@ -427,7 +427,7 @@ def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSet
 
 
 def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
-    """How a model's input is made from images: the model's setting, else as registered."""
+    """Return the making of a model's input from images: of its setting, else of its registration."""
     registered = None if source.registered is None else source.registered.image
     if find_spec("PIL") is None:
         missing = f"images are decoded by Pillow, which is not installed; {how_to_install('images')}"
@@ -443,7 +443,7 @@ def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
 
 
 def _check_decoding(decoding: Decoding, name: str) -> None:
-    """Raise an error if frontends here cannot decode JPEGs so."""
+    """Raise InvalidSettings if frontends here cannot decode JPEGs in this way."""
     if find_spec("simplejpeg") is None:
         raise InvalidSettings(
             f"{name}: decoding: {decoding} needs simplejpeg, which is not installed; {how_to_install('images')}"

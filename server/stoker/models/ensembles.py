@@ -1,4 +1,4 @@
-"""Triton's ensembles, as the pipelines that they are: folders of a model repository whose `config.pbtxt` has steps.
+"""Triton's ensembles as pipelines: folders of a model repository whose `config.pbtxt` has steps.
 
 The fields are those of `ModelConfig` and `ModelEnsembling` in Triton's `model_config.proto`.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
+from stoker.models.pbtxt_fields import Fields, InvalidField
 from stoker.models.sources import reading_model
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.settings.files import settings_text
@@ -36,13 +37,13 @@ _SPEED = (
     "instance_group",
     "dynamic_batching",
 )
-"""Fields beside it that no answer depends on: limits and batches are those of the steps' models."""
+"""Further fields that no answer depends on: limits and batches are those of the steps' models."""
 _OF_STEPS = ("reshape", "label_filename", "optional", "is_shape_tensor", "allow_ragged_batch")
-"""Properties that tensors of steps can have, and those of an ensemble cannot."""
+"""Properties that only tensors of steps can have."""
 
 
 def is_ensemble(base: Path) -> bool:
-    """Whether a folder of a model repository is an ensemble, and holds no model; what cannot be read is none."""
+    """Whether a folder of a model repository is an ensemble; one that cannot be read is none."""
     return _fields_of(base) is not None
 
 
@@ -50,7 +51,7 @@ def _fields_of(base: Path) -> Fields | None:
     """Return the configuration in a folder if it is an ensemble's."""
     try:
         text = settings_text(base / CONFIG_FILE, MOST_CHARACTERS)
-        # Most folders are models, whose files somebody else parses.
+        # Most folders are models, whose configuration is parsed elsewhere.
         message = parse(text) if _SCHEDULING in text else {}
     except (OSError, UnicodeDecodeError, PbtxtError):
         return None
@@ -58,11 +59,11 @@ def _fields_of(base: Path) -> Fields | None:
 
 
 def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) -> tuple[Pipeline, ...]:
-    """Return the ensembles in the model repositories among what is to be served, in the order of their names.
+    """Return the ensembles in the model repositories among the models to serve, in the order of their names.
 
     Args:
-        broken: Receives why malformed ones are left out, and the others are optional; without it the first of them is
-            an error.
+        broken: Receives the errors of malformed ensembles, and makes the others optional; without it the first error
+            is raised.
     """
     repositories = [model.path for model in models if model.path is not None and model.path.is_dir()]
     bases = [base for repository in repositories for base in sorted(repository.iterdir())]
@@ -120,7 +121,7 @@ def _step(fields: Fields) -> Step:
         raise InvalidField(f"{fields.place}model_name is missing")
     if fields.text("model_namespace"):
         raise InvalidField(f"{fields.place}model_namespace is not offered: give the models different names")
-    # -1 is their word for the newest.
+    # In Triton -1 means the newest version.
     version = next((number for number in fields.sizes("model_version") if number >= 0), None)
     return Step("", model, version, None, _map(fields, "input_map"), _map(fields, "output_map"))
 

@@ -17,30 +17,29 @@ if TYPE_CHECKING:
 Framework = Literal[
     "script", "tensorflow", "onnx", "torch", "mlflow", "torchserve", "sklearn", "tf1-checkpoint", "files"
 ]
-"""`mlflow` are models of MLflow and `torchserve` archives of TorchServe, which scripts of ours load; `sklearn` are
-pickles of estimators. `files` are any
-that an entry script loads; nothing is recognised as that, it has to be said."""
+"""Stoker's own scripts load `mlflow` (models of MLflow) and `torchserve` (archives). `sklearn` are pickles of
+estimators. `files` are any files that an entry script loads; they are never recognised, their framework is given."""
 
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 SERVED_ALONE: frozenset[Framework] = frozenset(
     {"script", "tensorflow", "onnx", "torch", "mlflow", "torchserve", "sklearn"}
 )
-"""Those that can be served; the others are for entry scripts to load."""
+"""The frameworks that can be served; entry scripts load the others."""
 
 RUN_BY_SCRIPTS: frozenset[Framework] = frozenset({"script", "mlflow", "torchserve"})
-"""Those that an entry script serves, the user's or one of ours."""
+"""The frameworks that an entry script serves, the user's or Stoker's."""
 
 ENTRY_SCRIPT = "score.py"
 _TRITON_SCRIPT = "model.py"
 _TRITON_CLASS = b"TritonPythonModel"
 _MOST_SCRIPT_BYTES = 1 << 20
 ONNX_FILE = "model.onnx"
-# Optimum puts it there, below the folder with a Hugging Face model's configuration.
+# Optimum puts the file there, below the folder with a Hugging Face model's configuration.
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
 _TORCH = (".pt2", ".pt", ".pth", ".ts", ".jit")
 _PICKLES = (".joblib", ".pkl", ".pickle")
 _ARCHIVES = (".mar", ".tar.gz", ".tgz")
-"""How the names of TorchServe's archives end."""
+"""The endings of the names of TorchServe's archives."""
 _ARCHIVE_MANIFEST = "MAR-INF/MANIFEST.json"
 
 
@@ -59,8 +58,8 @@ class Detected:
     """A recognised model file or folder.
 
     Attributes:
-        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder
-            of MLflow, the pickle, or the `.meta` file of the checkpoint; for `files` what was given.
+        path: The path that the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder
+            of MLflow, the pickle, or the `.meta` file of the checkpoint; for `files` the given path.
     """
 
     framework: Framework
@@ -71,11 +70,10 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
     """Recognise one model.
 
     Args:
-        framework: What it is, where it could be several things.
+        framework: The framework, for a path that could be of several ones.
 
     Raises:
-        RepositoryError: It is nothing that was looked for, or several things, or cannot be read; the message says
-            which.
+        RepositoryError: The path holds no model, or several, or cannot be read.
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")
@@ -84,34 +82,34 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         return Detected(framework, path)
     found = find_models(path)
     if framework == "sklearn" and path.is_dir():
-        # Elsewhere it is but one of the files of what else is there.
+        # Without that setting a pickle may be a file of another model.
         found = [Detected(framework, file) for file in _pickles(path)]
     elif framework is not None:
         found = [model for model in found if model.framework == framework]
     elif found and found[0].framework == "script":
-        # An entry script loads what lies beside it, so the other files are its own.
+        # The other files belong to the entry script.
         found = found[:1]
     if len(found) == 1:
         _check_readable(found[0])
         return found[0]
     if not found:
-        wanted = f"a model of the framework {framework}" if framework else LOOKED_FOR
+        expected = f"a model of the framework {framework}" if framework else LOOKED_FOR
         if framework == "script":
-            wanted = f"{ENTRY_SCRIPT}, or {_TRITON_SCRIPT} with the class {_TRITON_CLASS.decode()}"
+            expected = f"{ENTRY_SCRIPT}, or {_TRITON_SCRIPT} with the class {_TRITON_CLASS.decode()}"
         hint = "" if framework else "; files that an entry script loads are registered with --framework files"
-        raise RepositoryError(f"{path} holds no model; looked for {wanted}{hint}")
+        raise RepositoryError(f"{path} holds no model; looked for {expected}{hint}")
     kinds = ", ".join(f"{model.framework} ({model.path.name})" for model in found)
     raise RepositoryError(f"{path} could be several models: {kinds}; give the path of the one that is meant")
 
 
 def check_folder(path: Path) -> None:
-    """Raise RepositoryError for a folder in which nothing can be looked at."""
+    """Raise RepositoryError for a folder that cannot be read."""
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise RepositoryError(f"the folder {path} cannot be read: permission denied")
 
 
 def _check_readable(model: Detected) -> None:
-    """Refuse what the libraries that load it would refuse without saying why."""
+    """Refuse files that libraries would refuse without a reason."""
     candidates = [model.path / name for name in _SAVED_MODEL_FILES] if model.path.is_dir() else [model.path]
     for path in candidates:
         if path.is_file() and not os.access(path, os.R_OK):
@@ -126,12 +124,12 @@ def _check_readable(model: Detected) -> None:
 
 
 def find_models(path: Path) -> list[Detected]:
-    """Everything that the file or the folder's top level could be, an entry script first; often nothing."""
+    """Return all models that the file or the top level of the folder could be, an entry script first."""
     if path.is_dir():
         if (path / _ARCHIVE_MANIFEST).is_file():
             return [Detected("torchserve", path)]
         if (path / MLMODEL).is_file() and not _scripts(path):
-            # It says itself which of the files is the model.
+            # MLmodel names the file of the model.
             return [_of_mlflow(path)]
         found = [Detected(framework, file) for framework, find in _FINDERS.items() for file in find(path)]
         return (
@@ -155,7 +153,7 @@ def find_models(path: Path) -> list[Detected]:
 
 
 def find_archives(store: Path) -> list[Path]:
-    """The archives of TorchServe in a folder: its `.mar` files, and folders that one has been unpacked to."""
+    """Return the archives of TorchServe in a folder: `.mar` files, and folders of unpacked ones."""
     if not store.is_dir():
         return []
     return sorted(
@@ -166,7 +164,7 @@ def find_archives(store: Path) -> list[Path]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path is called like a file that TorchServe's archiver writes."""
+    """Whether a path has the name of a file of TorchServe's archiver."""
     return path.name.endswith(_ARCHIVES)
 
 
@@ -217,13 +215,13 @@ def _onnx_models(folder: Path) -> list[Path]:
 
 
 def _torch_models(folder: Path) -> list[Path]:
-    """The file with the usual name, else all."""
+    """Return the file with the usual name, else all."""
     found = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _TORCH)
     return [path for path in found if path.stem == "model"] or found
 
 
 def _pickles(folder: Path) -> list[Path]:
-    """The pickle or booster with the usual name, else all; those beside folders may belong to what is in these."""
+    """Return the pickle or booster with the usual name, else all; files beside folders may belong to these."""
     found = sorted(
         path
         for path in folder.iterdir()

@@ -1,6 +1,6 @@
-"""Labels of versions in a file beside the versions: whoever replaces it moves them, in running servers too.
+"""Labels of versions in a file beside the versions: replacing the file moves them, in running servers too.
 
-Another file beside it has the weights of labels, by which requests go to their versions.
+Another file has the weights of labels, by which requests go to their versions.
 
 The folder of a registered model has it (`models/NAME/labels.json`, written by `stoker models label`), and the base
 path of a model in Triton's or TensorFlow Serving's layout may have one.
@@ -37,7 +37,7 @@ def stored_labels(base: Path) -> dict[str, int]:
 
 
 def change_labels(base: Path, moved: Mapping[str, int], removed: Collection[str] = ()) -> dict[str, int]:
-    """Move and remove labels, and return all that there are then; running servers see all changes or none."""
+    """Move and remove labels, and return all remaining ones; running servers see all changes or none."""
     with locked(base / ".labels.lock"):
         kept = {label: version for label, version in stored_labels(base).items() if label not in removed}
         labels = dict(sorted({**kept, **moved}.items()))
@@ -46,7 +46,7 @@ def change_labels(base: Path, moved: Mapping[str, int], removed: Collection[str]
 
 
 def stored_canary(base: Path) -> Canary | None:
-    """Return the weights of labels of the model whose versions are in this folder; None if nobody has set any."""
+    """Return the weights of labels of the model whose versions are in this folder; None if none are set."""
     path = base / _CANARY_FILE
     try:
         return Canary.from_json(parse_json(settings_text(path)))
@@ -63,7 +63,7 @@ def store_canary(base: Path, canary: Canary) -> None:
 
 
 def labels_mark(base: Path) -> tuple[int, ...]:
-    """Return what changes when the labels or their weights are replaced; a look costs two calls of the kernel."""
+    """Return a value that changes with the labels and their weights; it costs two calls of the kernel."""
     return (*_mark(base / LABELS_FILE), *_mark(base / _CANARY_FILE))
 
 

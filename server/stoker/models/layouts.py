@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 _SINGLE_FILES = ("onnx", "torch")
-# What people save, by the endings of the files, with what to do about it.
+# Advice for files that cannot be served, by their endings.
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
 _ARCHIVE = "unpack it"
 _SERVING = "give it as --model-config-file, if it is TensorFlow Serving's"
@@ -62,8 +62,8 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
 
     Args:
         path: A model file or a folder in one of the layouts above.
-        broken: Receives the versions that hold no model, for instance because they are still being written, and
-            registered ones whose manifests cannot be read; without it the first of them is an error.
+        broken: Receives the errors of versions that hold no model, for instance because they are still being written,
+            and of registered ones whose manifests cannot be read; without it the first error is raised.
 
     Returns:
         Every version of every model: names in alphabetical order, and the newest version of each last.
@@ -97,7 +97,7 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
 
 
 def find_versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
-    """Find the versions of one model in its folder, without a look at the models beside it.
+    """Find the versions of one model in its folder, without looking at the models beside it.
 
     Args:
         base: `ModelSource.base` of a version that `discover` has found.
@@ -126,7 +126,7 @@ def _registered(path: Path, broken: Broken) -> list[ModelSource]:
 
 
 def _single(path: Path) -> list[ModelSource]:
-    """The path itself as one model; a folder `NAME/3` is version 3 of NAME."""
+    """Find the path itself as one model; a folder `NAME/3` is version 3 of NAME."""
     if path.is_file() and any(model.framework == "tensorflow" for model in find_models(path)):
         # A saved_model.pb stands for its folder.
         path = path.parent
@@ -146,7 +146,7 @@ def _single(path: Path) -> list[ModelSource]:
 
 
 def _files(path: Path, broken: Broken) -> list[ModelSource]:
-    """Find the models of a folder that holds one in each of several files; none if it could be anything else."""
+    """Find the models of a folder with one in each of several files; none if it may have another layout."""
     together = find_models(path) if path.is_dir() else []
     if len(together) < 2 or any(model.framework not in _SINGLE_FILES for model in together):
         return []
@@ -166,7 +166,7 @@ def _files(path: Path, broken: Broken) -> list[ModelSource]:
 
 
 def read_archive(path: Path) -> ModelSource:
-    """Return an archive of TorchServe, packed or not, as a source with the name and the settings that it says."""
+    """Return an archive of TorchServe, packed or not, as a source with its name and settings."""
     source: ModelSource = require_extension("torchserve").read_source(path)
     return source
 
@@ -178,7 +178,7 @@ def likely_name(path: Path) -> str:
 
 
 def _layout(path: Path, broken: Broken) -> list[ModelSource]:
-    """A base path with numbered versions, or a folder of such base paths."""
+    """Find the models of a base path with numbered versions, or of a folder of such base paths."""
     own = _versions(path, name_from_file(path.name), broken)
     below: list[ModelSource] = []
     for folder in _subfolders(path):
@@ -188,7 +188,7 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
                 if not is_model_folder(folder):
                     below += _versions(folder, folder.name, broken)
             except OSError as error:
-                # Its neighbours can be read.
+                # Its neighbours are served.
                 broken[folder.name, 1] = RepositoryError(f"{folder} cannot be read: {error.strerror}")
     if own and below:
         versions = ", ".join(str(source.version) for source in own)
@@ -201,7 +201,7 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
 
 
 def _of_mlserver(folder: Path, broken: Broken) -> list[ModelSource]:
-    """The models of MLServer whose settings are in a folder, or in the folders in it that are no numbers."""
+    """Find the models of MLServer whose settings are in a folder, or in its folders that are no numbers."""
     below = [inner for inner in _subfolders(folder) if not _VERSION.fullmatch(inner.name)]
     found = []
     for place in [folder] if is_model_folder(folder) else filter(is_model_folder, below):
@@ -213,7 +213,7 @@ def _of_mlserver(folder: Path, broken: Broken) -> list[ModelSource]:
 
 
 def _archives(store: Path, broken: Broken) -> list[ModelSource]:
-    """The archives in TorchServe's `model_store`."""
+    """Find the archives in TorchServe's `model_store`."""
     found = []
     for path in find_archives(store):
         try:
@@ -224,7 +224,7 @@ def _archives(store: Path, broken: Broken) -> list[ModelSource]:
 
 
 def _distinct(sources: list[ModelSource], broken: Broken) -> list[ModelSource]:
-    """The sources without those that have the name and version of another, which are broken."""
+    """Leave out sources with the name and version of another one, which are broken."""
     found: dict[tuple[str, int], ModelSource] = {}
     for source in sources:
         place = source.name, source.version
@@ -242,7 +242,7 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     numbered = _numbered(base)
     if not numbered or is_ensemble(base):
         return []
-    # Sorted, `01` comes before `1`, which counts where both are there, as in Triton.
+    # Sorted, `01` comes before `1`, and the last one counts, as in Triton.
     versions = {int(folder.name): folder for folder in numbered}
     try:
         with reading_model(name):
@@ -292,7 +292,7 @@ def _version(name: str, version: int, folder: Path, config: TritonConfig | None)
 
 
 def _holder(name: str, version: int, folder: Path, config: TritonConfig | None) -> Path:
-    """Where in the folder of a version its model is."""
+    """Return the path of the model in the folder of a version."""
     if config is not None and config.filename is not None:
         holder = folder / config.filename
         if not holder.exists():

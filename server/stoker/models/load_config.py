@@ -6,20 +6,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.models.pbtxt import Fields, Identifier, InvalidField, Message, Value
-from stoker.models.triton_config import batching_settings
+from stoker.models.pbtxt import Identifier, Message, Value
+from stoker.models.pbtxt_fields import Fields, InvalidField
+from stoker.models.triton_batching import batching_settings
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import model_settings
 
 ADJUSTED: Final = ("max_batch_size", "dynamic_batching", "instance_group")
-"""The fields that are honoured."""
+"""The fields that count."""
 
 
 def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:
-    """Return how a model is to be batched, and where it is to run; what does not count is passed over.
+    """Return the adjustments of the batching and the devices of a model; other fields are ignored.
 
     Args:
-        config: The configuration as protobuf's JSON has it, where 64 bits are a text.
+        config: The configuration in protobuf's JSON, where numbers of 64 bits are texts.
     """
     try:
         fields = Fields(_message({name: config[name] for name in ADJUSTED if name in config}), "")

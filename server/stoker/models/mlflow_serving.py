@@ -1,4 +1,4 @@
-"""How a model of MLflow is served: by which script, with which sample, with which file of packages."""
+"""The script and the sample of a model of MLflow."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker.scripts.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorIn
 from stoker.system.durable import private_folder, replace_file
 
 ENTRY_SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "mlflow_entry" / "score.py"
-"""The script that serves those that no runtime loads by itself."""
+"""The script that serves models that no runtime loads by itself."""
 _LEVELS: Final = 3
 
 
 def folder_around(path: Path) -> Path | None:
-    """The folder of MLflow in which a model lies, or that it is; None if it has nothing to do with MLflow."""
+    """Return the folder with an `MLmodel` that is the path or contains it; None without one."""
     for folder in (path, *path.parents)[:_LEVELS]:
         if (folder / MLMODEL).is_file():
             return folder
@@ -26,13 +26,13 @@ def folder_around(path: Path) -> Path | None:
 
 
 def sample_request(folder: Path, *, arrays: bool) -> Any:
-    """Return the input example of a model as a request; None if there is none that can be one.
+    """Return the input example of a model as a request; None without a fitting one.
 
-    Rows of a table whose columns have types become records, for bodies of records can be merged with those of others.
-    Without types a value could change the type of somebody else's, so there no records are shown.
+    Rows of a table whose columns have types become records, because bodies of records can be merged. Without types,
+    values of one caller could change the types of another caller's, so the table stays as it is.
 
     Args:
-        arrays: Whether the model takes arrays alone, as those do that a runtime loads.
+        arrays: Whether the model takes only arrays, as do models that a runtime loads.
     """
     model = MlflowFolder.read(folder)
     sample = model.sample()

@@ -1,7 +1,7 @@
-"""MLServer's `model-settings.json` and `settings.json`: honoured, passed over with a note, or refused by name.
+"""MLServer's `model-settings.json` and `settings.json`: each key counts, is ignored with a note, or is refused.
 
-Sources: `mlserver/settings.py`, `mlserver/utils.py` (what a URI is relative to) and the packages in `runtimes/` of
-MLServer 1.7.
+Sources: `mlserver/settings.py`, `mlserver/utils.py` (the folder to which a URI is relative) and the packages in
+`runtimes/` of MLServer 1.7.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Runtime:
     """One of MLServer's runtimes.
 
     Attributes:
-        class_name: Its class; empty if any class of its package is it.
-        files: What its model is called in a folder.
+        class_name: Its class; empty for all classes of its package.
+        files: The names of its model in a folder.
         library: The library of its boosters; empty if it loads none.
     """
 
@@ -98,34 +98,34 @@ def read_model_folder(folder: Path, name: str = "", number: int = 0) -> ModelSou
     """Read the model that a `model-settings.json` describes.
 
     Args:
-        name: What the layout around the folder calls it; empty if that says nothing.
-        number: Likewise its version; 0 if that says nothing.
+        name: The name of the model in the layout around the folder; empty without one.
+        number: Its version in that layout; 0 without one.
 
     Raises:
-        RepositoryError: It cannot be read, asks for what is not offered, or its model is not there.
-        InvalidSettings: Its name or a value is not one that a setting takes.
+        RepositoryError: The file cannot be read, needs a feature that is not offered, or its model is missing.
+        InvalidSettings: Its name or a value does not fit a setting.
     """
     file = folder / MODEL_SETTINGS
     source = f"{MODEL_SETTINGS} in {folder}"
-    said = _read(file, source)
-    parameters = _mapping(said.pop("parameters", None) or {}, f"{source}: parameters")
-    runtime = _runtime(said.pop("implementation", None), source)
-    called = str(said.pop("name", "") or name or folder.name)
+    content = _read(file, source)
+    parameters = _mapping(content.pop("parameters", None) or {}, f"{source}: parameters")
+    runtime = _runtime(content.pop("implementation", None), source)
+    called = str(content.pop("name", "") or name or folder.name)
     if name and called != name:
         raise RepositoryError(f"{source}: the name {called!r} is not that of its folder, {name}; correct one")
     notes: list[str] = []
-    values = _batching(said, source, notes)
+    values = _batching(content, source, notes)
     version, labels = _version(parameters.pop("version", None), number, source)
     values |= labels
     path, framework = _model(folder, parameters.pop("uri", None), runtime, source)
-    for content in [parameters.pop("content_type", None), *_content_types(said.pop("inputs", None))]:
-        if content not in (None, *_SERVED_CONTENT):
-            raise RepositoryError(f"{source}: the content type {content!r} is not offered: {_SCRIPT}")
+    for content_type in [parameters.pop("content_type", None), *_content_types(content.pop("inputs", None))]:
+        if content_type not in (None, *_SERVED_CONTENT):
+            raise RepositoryError(f"{source}: the content type {content_type!r} is not offered: {_SCRIPT}")
     extra = _mapping(parameters.pop("extra", None) or {}, f"{source}: parameters.extra")
     if runtime.class_name == "SKLearnModel" and "predict_fn" in extra:
         values["signature"] = extra.pop("predict_fn")
     _check_rest(extra, {}, {}, f"{source}: parameters.extra", notes)
-    _check_rest(parameters | said, _PASSED_OVER, _REFUSED, source, notes)
+    _check_rest(parameters | content, _PASSED_OVER, _REFUSED, source, notes)
     own = model_settings(values, source)
     base = folder.parent if number and path.is_relative_to(folder.parent) else None
     return ModelSource(
@@ -137,7 +137,7 @@ def read_server_settings(folder: Path) -> ImportedSettings | None:
     """Read the `settings.json` of a folder with models of MLServer; None if there is none, or no such model.
 
     Raises:
-        InvalidSettings: It cannot be read, or asks for what is not offered.
+        InvalidSettings: The file cannot be read, or needs a feature that is not offered.
     """
     file = folder / _SERVER_SETTINGS
     levels = ("", "*/", "*/*/")
@@ -145,17 +145,17 @@ def read_server_settings(folder: Path) -> ImportedSettings | None:
         return None
     notes: list[str] = []
     try:
-        said = _read(file, str(file))
-        server = {_SERVER_READ[key]: said.pop(key) for key in _SERVER_READ if key in said}
-        cors = _mapping(said.pop("cors_settings", None) or {}, f"{file}: cors_settings")
+        content = _read(file, str(file))
+        server = {_SERVER_READ[key]: content.pop(key) for key in _SERVER_READ if key in content}
+        cors = _mapping(content.pop("cors_settings", None) or {}, f"{file}: cors_settings")
         if origins := cors.pop("allow_origins", None):
             server["cors_origins"] = origins
         _check_rest(cors, {}, {}, f"{file}: cors_settings", notes)
-        # What is off is as good as not set, but for this one.
-        said["load_models_at_startup"] = said.get("load_models_at_startup", True) is False
+        # False means unset, except for this key.
+        content["load_models_at_startup"] = content.get("load_models_at_startup", True) is False
         for key in _SERVER_UNUSED:
-            said.pop(key, None)
-        _check_rest(said, _SERVER_PASSED_OVER, _SERVER_REFUSED, str(file), notes)
+            content.pop(key, None)
+        _check_rest(content, _SERVER_PASSED_OVER, _SERVER_REFUSED, str(file), notes)
     except RepositoryError as error:
         raise InvalidSettings(str(error)) from error
     return ImportedSettings(str(file), server=server, passed_over=tuple(notes))
@@ -181,7 +181,7 @@ def _check_rest(
     source: str,
     notes: list[str],
 ) -> None:
-    """Note what no answer depends on, and raise RepositoryError for everything else that is set."""
+    """Note keys that no answer depends on, and raise RepositoryError for other keys that are set."""
     for key, value in rest.items():
         if value in (None, False, "", [], {}):
             continue
@@ -203,9 +203,9 @@ def _runtime(implementation: Any, source: str) -> _Runtime:
     return runtime
 
 
-def _batching(said: dict[str, Any], source: str, notes: list[str]) -> dict[str, Any]:
-    """Return its bounds of batches as settings; MLServer makes none unless a size above 1 is set."""
-    size, time_s = said.pop("max_batch_size", None), said.pop("max_batch_time", None)
+def _batching(content: dict[str, Any], source: str, notes: list[str]) -> dict[str, Any]:
+    """Return the limits of batches as settings; MLServer batches only with a size above 1."""
+    size, time_s = content.pop("max_batch_size", None), content.pop("max_batch_time", None)
     if size is None:
         if time_s:
             notes.append(f"{source}: max_batch_time is passed over: without max_batch_size it means nothing")
@@ -217,32 +217,32 @@ def _batching(said: dict[str, Any], source: str, notes: list[str]) -> dict[str, 
     return {"max_batch_rows": size, "max_delay_ms": 1000 * (time_s or 0)}
 
 
-def _version(said: Any, of_folder: int, source: str) -> tuple[int, dict[str, Any]]:
-    """Return its number, and settings: a text is a label of the version of the folder, or of version 1."""
-    if said in (None, ""):
+def _version(value: Any, of_folder: int, source: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of a version, and settings: a text is a label of the folder's version, or of version 1."""
+    if value in (None, ""):
         return of_folder or 1, {}
-    text = str(said)
+    text = str(value)
     found = _VERSION.fullmatch(text)
     number = int(found[1]) if found is not None else of_folder or 1
     if of_folder and number != of_folder:
         raise RepositoryError(
-            f"{source}: parameters.version {said!r} is not that of its folder, {of_folder}; correct one"
+            f"{source}: parameters.version {value!r} is not that of its folder, {of_folder}; correct one"
         )
     if text.isdigit():
         return number, {}
     if not is_name(text):
-        raise RepositoryError(f"{source}: parameters.version {said!r} is not offered; use a whole number")
+        raise RepositoryError(f"{source}: parameters.version {value!r} is not offered; use a whole number")
     return number, {"labels": {text: number}}
 
 
 def _content_types(inputs: Any) -> list[Any]:
-    """The content types of inputs, whose other metadata the model says itself."""
+    """Return the content types of inputs; the model itself has their other metadata."""
     tensors = inputs if isinstance(inputs, list) else []
     return [(one.get("parameters") or {}).get("content_type") for one in tensors if isinstance(one, dict)]
 
 
 def _model(folder: Path, uri: Any, runtime: _Runtime, source: str) -> tuple[Path, Framework]:
-    """Return the path of its model, which is relative to its settings, and the framework of that."""
+    """Return the path of a model, which is relative to its settings, and its framework."""
     address = urlsplit(str(uri or "."))
     if address.scheme not in ("", "file"):
         raise RepositoryError(

@@ -3,9 +3,8 @@
 RUN/models/DIGEST/azureml-models/NAME/VERSION/...
 
 With one model AZUREML_MODEL_DIR is its `NAME/VERSION`, with several it is `azureml-models`. A version's folder has a
-link to each file and folder of the version. Azure keeps the name of a folder that was registered
-(`outputs/model` becomes `VERSION/model`), Stoker registers what is in it: both are there, so scripts find their
-files either way.
+link to each file and folder of the version. Azure keeps the name of a registered folder (`outputs/model` becomes
+`VERSION/model`), Stoker registers its files. Scripts find both.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _ROOT: Final = "azureml-models"
 
 
 def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
-    """Make the folder, or find it where a server has made it before: it depends on nothing but the versions.
+    """Make the folder, or find an earlier one: it depends only on the versions.
 
     Returns:
-        What AZUREML_MODEL_DIR has to be.
+        The value of AZUREML_MODEL_DIR.
     """
     references = [model.reference for model in models]
     for reference in references:
@@ -51,10 +50,9 @@ def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
 
 
 def copy_model(model: Registered, folder: Path) -> None:
-    """Copy a version to where scripts of another machine find it, as `link_models` has it on this one.
+    """Copy a version in the layout of `link_models`, for scripts of another machine.
 
-    What was a folder when it was registered is one there; its files stand beside it as links, which may stay behind
-    on the way.
+    A registered folder is a folder there. Its files stand beside it as links, which a transfer may leave out.
     """
     if (model.files_dir / model.source).is_file() or not model.source:
         shutil.copytree(model.files_dir, folder)
@@ -66,7 +64,7 @@ def copy_model(model: Registered, folder: Path) -> None:
 
 
 def _make(tree: Path, models: Sequence[Registered]) -> None:
-    """Build the tree aside and move it to its place; a server that was faster has made the same."""
+    """Build the tree elsewhere and move it to its place; another server may have made the same tree first."""
     staged = private_folder(tree.parent) / f".{tree.name}.{uuid.uuid4().hex}"
     try:
         for model in models:

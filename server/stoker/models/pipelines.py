@@ -19,8 +19,8 @@ class JoinedPipeline:
     """A pipeline that can run.
 
     Attributes:
-        graph: Which step waits for which.
-        infos: By step its inputs, as its model declares them, by their names.
+        graph: The order of the steps.
+        infos: For each step the declared inputs of its model, by their names.
     """
 
     pipeline: Pipeline
@@ -56,13 +56,13 @@ def _links(pipeline: Pipeline, step: Step, tensors: ModelTensors) -> Links:
     inputs, outputs = [info.name for info in tensors.inputs], [info.name for info in tensors.outputs]
     takes = {name: name for name in inputs} if step.inputs is None else step.inputs
     gives = {name: name for name in outputs} if step.outputs is None else step.outputs
-    for said, there, side in ((takes, inputs, "input"), (gives, outputs, "output")):
-        unknown = next((name for name in said if name not in there), None)
+    for named, known, side in ((takes, inputs, "input"), (gives, outputs, "output")):
+        unknown = next((name for name in named if name not in known), None)
         if unknown is not None:
-            raise pipeline.wrong(f"{step.name} has no {side} {unknown!r}; it has: {', '.join(there)}")
+            raise pipeline.wrong(f"{step.name} has no {side} {unknown!r}; it has: {', '.join(known)}")
     missing = next((name for name in inputs if name not in takes), None)
     if missing is not None:
-        raise pipeline.wrong(f"nothing is said of the input {missing!r} of {step.name}; name its tensor")
+        raise pipeline.wrong(f"the input {missing!r} of {step.name} has no tensor; name its tensor")
     return Links(takes, gives)
 
 
@@ -78,13 +78,13 @@ def _ends(
     for step, link, side in zip(pipeline.steps, links, sides, strict=True):
         for info in side.inputs:
             tensor = link.takes[info.name]
-            given, said = known.setdefault(tensor, (info, f"{step.name} takes {info}"))
-            if not _fits(given, info):
+            source, text = known.setdefault(tensor, (info, f"{step.name} takes {info}"))
+            if not _fits(source, info):
                 raise pipeline.wrong(
-                    f"the tensor {tensor!r} does not fit: {said}, and {step.name} takes {info}"
+                    f"the tensor {tensor!r} does not fit: {text}, and {step.name} takes {info}"
                 )
             if tensor in graph.inputs:
-                known[tensor] = (_narrower(given, info), said)
+                known[tensor] = (_narrower(source, info), text)
     inputs, outputs = (
         tuple(dataclasses.replace(known[tensor][0], name=tensor) for tensor in tensors)
         for tensors in (graph.inputs, graph.outputs)
@@ -93,7 +93,7 @@ def _ends(
 
 
 def _fits(given: TensorInfo, taken: TensorInfo) -> bool:
-    """Whether there are arrays that are both."""
+    """Whether an array can be both."""
     if given.dtype != taken.dtype:
         return False
     if given.any_rank or taken.any_rank:
@@ -123,7 +123,7 @@ def _signature(
 ) -> Signature:
     sequences = any(model.sequences for model in models)
     if any(model.takes != "rows" for model in models):
-        # A row of any of them has room for a whole request.
+        # A row of each of these models has room for a whole request.
         size_bytes = max(spec.shape[0] for model in models for spec in model.inputs if spec.variable)
         row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
         return Signature(row, row, "tensors", tensors=ModelTensors(inputs, outputs, batched, sequences))
@@ -145,6 +145,6 @@ def _specs(infos: Sequence[TensorInfo]) -> tuple[TensorSpec, ...]:
 
 
 def _text(name: str, models: Sequence[Signature]) -> TensorSpec:
-    """The rows of an output that holds texts: those of the model whose rows have most room for them."""
+    """Return the rows of an output of texts, as large as the largest variable output of the models."""
     rooms = [spec.shape[0] for model in models for spec in model.outputs if spec.variable]
     return TensorSpec(name, "uint8", (max(rooms),), variable=True)

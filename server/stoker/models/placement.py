@@ -1,4 +1,4 @@
-"""How many device processes serve a model, and on which devices they run."""
+"""The device processes that serve a model: their number and their devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Placement:
     """The replicas of a model: each one is served by a device process of its own.
 
     Attributes:
-        shortfall: Why there are fewer than were asked for, for the operator; empty if there are not.
+        shortfall: The reason for fewer replicas than the setting, for the operator; empty if there are all.
     """
 
     devices: tuple[str, ...]
@@ -21,32 +21,33 @@ class Placement:
 
     @property
     def cpu_replicas(self) -> int:
-        """How many of them share the cores; `auto` counts, for it may mean the CPU."""
+        """The number of replicas that share the cores; `auto` counts, because it may mean the CPU."""
         return sum(map(_shares_cores, self.devices))
 
 
 def place(devices: Sequence[str], replicas: int, cores: int) -> Placement:
     """Spread the replicas of a model round robin over its devices.
 
-    On the CPU at most one for each core runs: more would only take turns. A GPU may have any number, for a
-    second one can prepare a batch while the first one computes.
+    On the CPU at most one for each core runs: more would only take turns. A GPU may have any number: a second one can
+    prepare a batch while the first one computes.
 
     Args:
         devices: Its devices as settings name them: `auto`, or any of `cpu`, `cuda:N` and UUIDs.
-        replicas: How many were asked for; 0 is one for each device.
+        replicas: The setting; 0 is one for each device.
     """
-    wanted = [devices[number % len(devices)] for number in range(replicas or len(devices))]
-    kept: list[str] = []
-    for device in wanted:
-        if not _shares_cores(device) or sum(map(_shares_cores, kept)) < cores:
-            kept.append(device)
-    if len(kept) == len(wanted):
-        return Placement(tuple(kept))
-    where = "with device auto" if "auto" in kept else "on the CPU"
-    more = "; name a GPU, such as cuda:0, to have more on it" if "auto" in kept else ""
+    requested = [devices[number % len(devices)] for number in range(replicas or len(devices))]
+    placed: list[str] = []
+    for device in requested:
+        if not _shares_cores(device) or sum(map(_shares_cores, placed)) < cores:
+            placed.append(device)
+    if len(placed) == len(requested):
+        return Placement(tuple(placed))
+    where = "with device auto" if "auto" in placed else "on the CPU"
+    more = "; name a GPU, such as cuda:0, to have more on it" if "auto" in placed else ""
     return Placement(
-        tuple(kept),
-        f"{format_count(len(wanted), 'replica')} were asked for, {len(kept)} {'runs' if len(kept) == 1 else 'run'}: "
+        tuple(placed),
+        f"{format_count(len(requested), 'replica')} were asked for, "
+        f"{len(placed)} {'runs' if len(placed) == 1 else 'run'}: "
         f"{where} there is at most one for each core, and this server may use {cores}{more}",
     )
 

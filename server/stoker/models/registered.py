@@ -1,4 +1,4 @@
-"""A registered version: its manifest, verified copies of its files, and the lease that prevents its deletion."""
+"""A registered version: its manifest, and the lease that prevents its deletion."""
 
 from __future__ import annotations
 
@@ -6,233 +6,20 @@ import contextlib
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT
-from stoker.errors import CorruptModel, RepositoryError, UnknownModel
+from stoker.errors import CorruptModel, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
 from stoker.models.ways import Ways, digest_of
 from stoker.settings.files import parse_json, settings_text
-from stoker.system.durable import copy_regular, lock_file, sync_folder
+from stoker.system.durable import lock_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-
-_PARALLEL_FROM_BYTES = 64 << 20
-_MAX_THREADS = 8
-# Python writes its caches beside an entry script when it is imported: they are no part of the model.
-_CACHE_FOLDER = "__pycache__"
-_WEIGHTS_SUFFIXES = (".data", "_data")
-_DEEPEST = 200
-"""Levels of folders: no model needs more, and each is a call within another."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """The record of one file in a manifest.
-
-    Attributes:
-        sha256: SHA-256 of its content, in hexadecimal digits.
-    """
-
-    sha256: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFiles:
-    """The files of a source, with links resolved.
-
-    Attributes:
-        stored_bytes: What they take on the disk, which is less for sparse files.
-    """
-
-    folders: tuple[PurePosixPath, ...]
-    files: Mapping[PurePosixPath, Path]
-    total_bytes: int
-    stored_bytes: int
-
-    @classmethod
-    def of(cls, folders: Iterable[PurePosixPath], files: Mapping[PurePosixPath, Path]) -> SourceFiles:
-        """Measure the files."""
-        facts = [path.stat() for path in files.values()]
-        stored_bytes = sum(min(one.st_size, 512 * one.st_blocks) for one in facts)
-        return cls(tuple(folders), files, sum(one.st_size for one in facts), stored_bytes)
-
-
-def source_files(source: Path) -> SourceFiles:
-    """List the files of a model.
-
-    Args:
-        source: A folder, or one file. The weights that an ONNX file keeps in `NAME.onnx.data` or
-            `NAME.onnx_data` beside it belong to it.
-
-    Raises:
-        RepositoryError: A symbolic link leads out of the folder, nowhere, or in a circle; or there is
-            something that is neither file nor folder; or folders lie in one another without end.
-    """
-    folders: list[PurePosixPath] = []
-    files: dict[PurePosixPath, Path] = {}
-    if source.is_dir():
-        root = source.resolve()
-        _collect(root, root, PurePosixPath(), (root,), folders, files)
-    else:
-        files = {PurePosixPath(path.name): _regular(path) for path in (source, *_weights_beside(source))}
-    return SourceFiles.of(folders, files)
-
-
-def _weights_beside(source: Path) -> Iterator[Path]:
-    if source.suffix != ".onnx":
-        return
-    for suffix in _WEIGHTS_SUFFIXES:
-        path = source.with_name(source.name + suffix)
-        if path.is_symlink():
-            _inside(source.parent.resolve(), path)
-        if path.exists():
-            yield path
-
-
-def _regular(path: Path) -> Path:
-    if not path.is_file():
-        raise RepositoryError(f"{path} is neither a file nor a folder; register a copy of what it gives")
-    return path
-
-
-def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
-    """Add a request that the model is known to answer, under a name by which it is found beside its files.
-
-    Args:
-        sample: The request: JSON whatever its name says, unless that is the name of an array or image.
-    """
-    if not sample.is_file():
-        raise RepositoryError(f"the sample input {sample} is not a file")
-    named = f"sample_input{sample.suffix.lower()}"
-    files = {name: path for name, path in source.files.items() if str(name) not in SAMPLE_FILES}
-    files[PurePosixPath(named if named in SAMPLE_FILES else SAMPLE_INPUT)] = sample
-    return SourceFiles.of(source.folders, files)
-
-
-def _collect(
-    root: Path,
-    folder: Path,
-    relative: PurePosixPath,
-    above: tuple[Path, ...],
-    folders: list[PurePosixPath],
-    files: dict[PurePosixPath, Path],
-) -> None:
-    """Walk one folder of a source; `above` has the resolved folders that lead to it."""
-    if len(above) > _DEEPEST:
-        raise RepositoryError(f"{folder} lies more than {_DEEPEST} folders deep; remove what is in there")
-    for entry in sorted(folder.iterdir()):
-        if entry.name == _CACHE_FOLDER:
-            continue
-        name = relative / entry.name
-        target = _inside(root, entry) if entry.is_symlink() else entry
-        if target.is_dir():
-            if target in above:
-                raise RepositoryError(f"the link {entry} leads to a folder that it lies in; remove it")
-            folders.append(name)
-            _collect(root, target, name, (*above, target), folders, files)
-        elif target.is_file():
-            files[name] = target
-        else:
-            raise RepositoryError(f"{entry} is neither a file nor a folder; remove it")
-
-
-def _inside(root: Path, link: Path) -> Path:
-    try:
-        target = link.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise RepositoryError(f"the link {link} leads nowhere; remove it") from error
-    if not target.is_relative_to(root):
-        raise RepositoryError(
-            f"the link {link} leads out of the model's folder, to {target}; "
-            f"put a copy in its place (for the whole folder: cp -rL {root} COPY)"
-        )
-    return target
-
-
-def copy_files(
-    source: SourceFiles, target: Path, progress: Callable[[int, int], None] | None = None
-) -> dict[PurePosixPath, FileRecord]:
-    """Copy into the new folder `target`, read-only, on the disk when this returns.
-
-    Args:
-        progress: Called with the bytes copied so far and the bytes of all files, at least once a file.
-
-    Returns:
-        The record of each file, of the bytes that were written.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
-    disk = os.statvfs(target.parent)
-    if source.stored_bytes > disk.f_bavail * disk.f_frsize:
-        raise RepositoryError(
-            f"the model takes {source.stored_bytes / 1e6:.0f} MB, and {target.parent} has room for "
-            f"{disk.f_bavail * disk.f_frsize / 1e6:.0f} MB; make room, or choose another --workspace"
-        )
-    target.mkdir(mode=0o700)
-    for folder in source.folders:
-        (target / folder).mkdir(mode=0o700)
-    records: dict[PurePosixPath, FileRecord] = {}
-    copied_bytes = 0
-
-    def report(size_bytes: int) -> None:
-        if progress is not None:
-            progress(copied_bytes + size_bytes, source.total_bytes)
-
-    for name, path in source.files.items():
-        copied = copy_regular(path, target / name, report, mode=0o444)
-        if copied.changed:
-            raise RepositoryError(f"{path} has changed while it was copied; register it once it is written")
-        copied_bytes += copied.size_bytes
-        records[name] = FileRecord(copied.sha256, copied.size_bytes)
-    for folder in (*source.folders, PurePosixPath()):
-        sync_folder(target / folder)
-    return records
-
-
-def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRecord]) -> None:
-    """Compare the files in a folder with their records, on several threads where there is much to read."""
-    present = {PurePosixPath(path.relative_to(folder)) for path in _files_in(folder)}
-    for name in sorted(records.keys() - present):
-        raise CorruptModel(f"{label}: the file {name} of {folder} is gone; register the model again")
-    for name in sorted(present - records.keys()):
-        raise CorruptModel(f"{label}: the file {name} was added to {folder} after registration; remove it")
-
-    def unchanged(name: PurePosixPath) -> bool:
-        path, record = folder / name, records[name]
-        if path.is_symlink() or not path.is_file() or path.stat().st_size != record.size_bytes:
-            return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
-
-    names = sorted(records)
-    large = sum(record.size_bytes for record in records.values()) > _PARALLEL_FROM_BYTES
-    # hashlib works outside the interpreter lock.
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1) if large else 1) as pool:
-        for name, same in zip(names, pool.map(unchanged, names), strict=True):
-            if not same:
-                raise CorruptModel(
-                    f"{label}: the file {name} of {folder} was changed after registration; "
-                    "register the model again"
-                )
-
-
-def _files_in(folder: Path) -> Iterator[Path]:
-    ahead = [folder]
-    while ahead:
-        for entry in ahead.pop().iterdir():
-            if not entry.is_dir() or entry.is_symlink():
-                yield entry
-            elif entry.name != _CACHE_FOLDER:
-                ahead.append(entry)
-
+from stoker.models.registered_files import FileRecord, check_files
 
 MANIFEST: Final = "manifest.json"
 FILES_FOLDER: Final = "model"
@@ -262,12 +49,12 @@ class Registered:
 
     Attributes:
         version: Its version, from 1 up.
-        entry: What the runtime loads, relative to `files_dir`; `.` is that folder itself.
-        signature: What `stoker.tensors.Signature.to_json` gave at registration; None for an entry script,
-            which says only when it is loaded, and where the model could not be loaded then.
+        entry: The path that the runtime loads, relative to `files_dir`; `.` is that folder itself.
+        signature: `stoker.tensors.Signature.to_json` at registration; None for an entry script, whose signature is
+            known only when it is loaded, and if the model could not be loaded.
         created_at: Time of registration, RFC 3339 in UTC.
-        image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.
-        properties: Labels that whoever registered it has given for good.
+        image: `stoker.settings.image_input.ImageInput.to_json`, for a model that takes images.
+        properties: Lasting labels, which are given at registration.
         ways: The ways to run it that `stoker models import` has found; `framework` and `entry` are the default's.
     """
 
@@ -317,7 +104,7 @@ class Registered:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the version from being deleted while the body runs; a process that dies lets go of it."""
+        """Keep the version from being deleted while the body runs; the end of the process releases it."""
         gone = UnknownModel.deleted(self.reference)
         lease_file = self.folder / LEASE_FILE
         if not lease_file.exists():
@@ -326,7 +113,7 @@ class Registered:
                 lease_file.touch(mode=0o600)
         try:
             lease = lock_file(lease_file, shared=True, wait=False)
-        except BlockingIOError as error:  # by the process that deletes it
+        except BlockingIOError as error:  # a process deletes the version
             raise gone from error
         except FileNotFoundError as error:
             if not self.folder.exists():
@@ -336,7 +123,7 @@ class Registered:
                 "register the model again"
             ) from error
         try:
-            # The folder can have been moved away between opening the lease and locking it.
+            # The folder may have been moved between opening the lease and locking it.
             if not lease_file.exists():
                 raise gone
             yield
@@ -410,7 +197,7 @@ def read_registered(folder: Path, name: str, version: int) -> Registered:
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a manifest says besides."""
+    """Return the SHA-256 of a manifest without its checksum."""
     content = {key: value for key, value in manifest.items() if key != _CHECKSUM}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -1,11 +1,11 @@
-"""Registered models on disk: immutable numbered versions, with checksums, that are whole or not there.
+"""Registered models on disk: immutable numbered versions, with checksums, that are complete or absent.
 
-models/NAME/VERSION/manifest.json   what was registered
+models/NAME/VERSION/manifest.json   the facts of the version
 models/NAME/VERSION/model/…         its files, read-only
 models/NAME/VERSION/.lease          locked (shared) by each process that serves the version
 models/NAME/.last_version           the highest number that was ever given out
-models/NAME/labels.json             what the labels of its versions mean; see `stoker.models.labels`
-models/.staging/…                   copies under way; the ones of dead processes are swept
+models/NAME/labels.json             the versions of its labels; see `stoker.models.labels`
+models/.staging/…                   unfinished copies; those of dead processes are removed
 """
 
 from __future__ import annotations
@@ -21,17 +21,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import Detected, Framework, detect
-from stoker.models.registered import (
-    FILES_FOLDER,
-    LEASE_FILE,
-    MANIFEST,
-    Registered,
-    SourceFiles,
-    copy_files,
-    read_registered,
-    source_files,
-    with_sample,
-)
+from stoker.models.registered import FILES_FOLDER, LEASE_FILE, MANIFEST, Registered, read_registered
+from stoker.models.registered_files import SourceFiles, copy_files, source_files, with_sample
 from stoker.models.ways import Ways
 from stoker.settings.names import checked_name, is_name, parse_reference
 from stoker.system.durable import (
@@ -92,25 +83,25 @@ class Repository:
         progress: Callable[[int, int], None] | None = None,
         **facts: Unpack[ModelFacts],
     ) -> Registered:
-        """Copy a model into the repository as its next version; until the last moment nothing can be seen.
+        """Copy a model into the repository as its next version, which appears when it is complete.
 
         Args:
-            detected: What of the path is loaded; by default it is recognised.
+            detected: The model at the path; by default it is recognised.
             read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
                 nothing is registered.
-            sample: A request that the model is known to answer, to be found beside its files; it takes the place of
-                one that is there.
-            version: Its number; by default the one after the highest that was ever given out.
+            sample: A request that the model is known to answer; it is kept beside the files, instead of an earlier
+                one.
+            version: Its number; by default the one after the highest number that was ever used.
 
         Raises:
             RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied; or the
-                sample is none.
+                sample is no file.
         """
         checked_name(name)
         if now.tzinfo is None:
             raise ValueError("the time of registration needs its zone")
         detected = detected or detect(path, framework)
-        # A SavedModel may have been named by its saved_model.pb; what is copied is its folder.
+        # A SavedModel may be named by its saved_model.pb: its folder is copied.
         root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
         try:
             source = source_files(root) if sample is None else with_sample(source_files(root), sample)
@@ -151,10 +142,10 @@ class Repository:
                 image=pushed.image,
                 ways=pushed.ways,
             )
-        there = self.get(name, pushed.version)
-        if there.digest != pushed.digest:
-            raise _taken(there.reference)
-        return there
+        registered = self.get(name, pushed.version)
+        if registered.digest != pushed.digest:
+            raise _already_registered(registered.reference)
+        return registered
 
     def list(
         self, name: str | None = None, broken: dict[tuple[str, int], OperatorError] | None = None
@@ -162,8 +153,8 @@ class Repository:
         """Return every version of every model, or of one: by name, then by version.
 
         Args:
-            broken: Receives by name and number the versions whose manifests cannot be read, with the reasons; without
-                it the first of them is an error.
+            broken: Receives the errors of versions whose manifests cannot be read, by name and number; without it the
+                first error is raised.
         """
         found: list[Registered] = []
         for model in self.names() if name is None else [name]:
@@ -179,7 +170,7 @@ class Repository:
         return found
 
     def get(self, name: str, version: int | None = None) -> Registered:
-        """Return one version, the latest where none is given."""
+        """Return one version, by default the latest."""
         versions = self.versions(name)
         if not versions:
             names = ", ".join(self.names()) or "nothing"
@@ -216,8 +207,8 @@ class Repository:
         """Delete a version; its number is not given out again.
 
         Args:
-            force: Delete it even while it is being served: a process that has loaded it goes on, but
-                cannot load it anew.
+            force: Delete it even while it is being served: a process that has loaded it goes on, but cannot load it
+                again.
 
         Raises:
             ModelInUse: The version is being served, and `force` is off.
@@ -231,7 +222,7 @@ class Repository:
             try:
                 cleanup.callback(os.close, lock_file(folder / LEASE_FILE, wait=False))
             except FileNotFoundError:
-                # Deleted meanwhile, or its lease is gone: then nobody can have it.
+                # Deleted meanwhile, or without its lease file: then no process can hold it.
                 if version not in self.versions(name):
                     self.get(name, version)
             except BlockingIOError as error:
@@ -252,7 +243,7 @@ class Repository:
             highest = max([last, *self.versions(staged.name)])
             version = highest + 1 if version is None else version
             if version in self.versions(staged.name):
-                raise _taken(f"{staged.name}:{version}")
+                raise _already_registered(f"{staged.name}:{version}")
             registered = replace(staged, version=version, folder=model_dir / str(version))
             manifest = json.dumps(registered.to_json(), indent=2).encode() + b"\n"
             replace_file(staged.folder / MANIFEST, manifest, mode=0o444)
@@ -262,7 +253,7 @@ class Repository:
         return registered
 
 
-def _taken(reference: str) -> RepositoryError:
+def _already_registered(reference: str) -> RepositoryError:
     return RepositoryError(
         f"{reference} is registered already, with other files; give the model another name with --name"
     )
@@ -286,7 +277,7 @@ def _staged(
     folder: Path,
     progress: Callable[[int, int], None] | None,
 ) -> Registered:
-    """Copy a model into a new folder, as a version without a number of which nothing has been said yet."""
+    """Copy a model into a new folder, as a version without a number and further facts."""
     folder.mkdir(mode=0o700)
     files = copy_files(source, folder / FILES_FOLDER, progress)
     (folder / LEASE_FILE).touch(mode=0o600)

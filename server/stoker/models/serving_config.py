@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings, cut
-from stoker.models.pbtxt import Fields, InvalidField, read_fields
-from stoker.models.triton_config import version_settings
+from stoker.models.pbtxt_fields import Fields, InvalidField, read_fields
+from stoker.models.triton_batching import version_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name
 from stoker.settings.server import ImportedSettings
 
 _POLL_S: Final = 1
-"""TensorFlow Serving looks for new versions as often (`--file_system_poll_wait_seconds`)."""
+"""The default of TensorFlow Serving (`--file_system_poll_wait_seconds`)."""
 _US_A_MS: Final = 1000
 _CONFIG_FIELDS: Final = (
     "name", "base_path", "model_platform", "model_type", "model_version_policy", "version_labels", "logging_config",
@@ -38,13 +38,13 @@ _BATCHING_INSTEAD: Final = {
 
 
 def read_model_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedSettings]:
-    """Read a `models.config`: the models that it lists, and what it says beside them.
+    """Read a `models.config`: the models that it lists, and its settings of the server.
 
     Args:
-        file: Its path, to which a relative `base_path` is relative.
+        file: Its path. A relative `base_path` is relative to its folder.
 
     Raises:
-        InvalidSettings: It cannot be read, or asks for what is not done here; the message says what to do.
+        InvalidSettings: The file cannot be read, or needs a feature that is not offered; the message says what to do.
     """
     notes: list[str] = []
 
@@ -123,15 +123,14 @@ def read_batching_parameters(file: Path) -> ImportedSettings:
         sizes = fields.sizes("allowed_batch_sizes")
         return values, model_settings({"batch_buckets": list(sizes)} if sizes else {}, str(file))
 
-    # What the server has a setting for is one of its own: as a model's, it would go before all that is said for the
-    # server.
+    # The server has settings for these. As settings of a model, they would overrule all settings of the server.
     server, model = read_fields(file, str(file), settings, InvalidSettings)
     model_settings(server, str(file))
     return ImportedSettings(str(file), server=server, model=model, passed_over=tuple(notes))
 
 
 def _wrapped(fields: Fields, name: str) -> int | None:
-    """The number in a wrapper, `name { value: 1 }`; an empty one is 0."""
+    """Return the number in a wrapper, `name { value: 1 }`; 0 for an empty one."""
     wrapper = fields.message(name)
     if wrapper is None:
         return None

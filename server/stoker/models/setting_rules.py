@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
 _FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")
 _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
-"""Settings that need answers to the inputs alone, or another way to run."""
+"""Settings for models whose answers depend only on their inputs, or that run in another way."""
 _FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
 """The keys of `sequence` for inputs and outputs."""
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
-"""How requests can be batched, by whether an entry script answers them one by one."""
+"""The ways of batching, by whether an entry script answers requests one by one."""
 
 
 def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[str] = ()) -> None:
-    """Refuse settings that this version cannot honour.
+    """Raise InvalidSettings for settings that do not fit this version.
 
     Args:
-        devices: Where it is to run, by these settings or the server's.
+        devices: The devices of the model, by these settings or the server's.
     """
     if source.framework != "script":
         defaults = ModelSettings()
@@ -68,13 +68,13 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
 def may_run_code(model: ModelSettings, source: ModelSource) -> bool:
     """Whether the operator allows that loading a model runs code: by the setting, or by naming this very version.
 
-    Others than the operator may write into a folder of models that is served, and versions come while it is served.
+    Other people may write into a folder of models that is served, and new versions may come while it is served.
     """
     if model.allow_pickle or model.registered is not None or not source.in_folder_of_models:
         return True
     assert model.path is not None, "settings have checked that one of both is there"
     named = model.path.resolve() if ".." in model.path.parts else model.path.absolute()
-    # Its folder is looked through again when versions are looked for.
+    # Looking for new versions reads its folder again.
     return source.base == named.parent and source.path.is_relative_to(named)
 
 
@@ -132,7 +132,7 @@ def _check_sequence(model: ModelSettings, source: ModelSource) -> None:
 
 
 def _check_sequence_of(source: ModelSource, sequence: SequenceSettings) -> None:
-    """Refuse what the sequences of a framework do not have."""
+    """Raise InvalidSettings for keys that sequences of this framework do not have."""
     if source.framework == "onnx":
         if not sequence.state and not sequence.controls:
             raise InvalidSettings(

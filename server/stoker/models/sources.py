@@ -1,4 +1,4 @@
-"""Where the files of one version are, and what changes when they do."""
+"""The files of one version of a model, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ModelSource:
     """One version of one model that can be served.
 
     Attributes:
-        version: Its version; 1 where the layout has none.
-        path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
-        config: Triton's config.pbtxt, None where there is none.
-        own_settings: What its files say as settings, which those of the operator are laid over.
-        notes: What the operator should know of these, a line each.
+        version: Its version; 1 if the layout has none.
+        path: The path that the runtime loads: the entry script, the `.onnx` file, a folder of SavedModel or MLflow.
+        config: Triton's config.pbtxt; None without one.
+        own_settings: The settings of its files, which the operator's settings overrule.
+        notes: Lines for the operator about these settings.
         registered: The registered version, whose files can be verified and whose lease can be held.
-        base: The folder with all versions of the model; None where the layout has none.
+        base: The folder with all versions of the model; None if the layout has none.
         in_folder_of_models: Whether it was found in a folder of models or versions, and not by its own path.
     """
 
@@ -63,7 +63,7 @@ class ModelSource:
 
     @classmethod
     def of(cls, registered: Registered) -> ModelSource:
-        """A registered version as a source."""
+        """Return a registered version as a source."""
         return cls(
             registered.name,
             registered.version,
@@ -74,13 +74,13 @@ class ModelSource:
         )
 
     def fingerprint(self) -> str:
-        """Return what changes when its files do; a registered version never does.
+        """Return a value that changes with the files; that of a registered version never changes.
 
-        Names, lengths and times of modification are compared. Of an entry script only the Python files count: it
-        may write others beside itself.
+        Names, lengths and times of modification count. For an entry script only Python files count: it may write
+        other files beside itself.
 
         Raises:
-            OSError: A file cannot be looked at, for instance because it has just been removed.
+            OSError: A file cannot be read, for instance because it has just been removed.
         """
         if self.registered is not None:
             return self.registered.created_at
@@ -102,7 +102,7 @@ class ModelSource:
         if scripts:
             files = [path for path in files if path.suffix == ".py"]
         elif self.framework == "torchserve":
-            # Python writes there what it compiles of a handler.
+            # Python writes the compiled code of a handler there.
             files = [path for path in files if path.parent.name != "__pycache__"]
         if self.base is not None:
             files.append(self.base / CONFIG_FILE)
@@ -119,7 +119,7 @@ def reading_model(name: str) -> Iterator[None]:
     """Turn an unexpected error of reading one model's files into one that marks this model broken.
 
     Raises:
-        RepositoryError: Something else than an `OperatorError` or `OSError` was raised.
+        RepositoryError: The body raised another error than `OperatorError` and `OSError`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Descriptions of a service that its user has written: files beside the entry script or the model."""
+"""Swagger descriptions that a user has written: files beside the entry script or the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[st
     They are looked for in the folder AML_APP_ROOT, beside an entry script, and in the model's folder.
 
     Args:
-        script: The entry script; None for a model that a runtime loads, of which only its folder is looked at.
+        script: The entry script; None for a model that a runtime loads, which may only have files in its folder.
     """
     folders = [model_dir]
     if script is not None:

@@ -64,9 +64,7 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
             )
         return None
     if find_spec("tokenizers") is None:
-        missing = (
-            f"texts are read by the library tokenizers, which is not installed; {how_to_install('text')}"
-        )
+        missing = f"the library tokenizers is not installed; {how_to_install('text')}"
         if settings is not None:
             raise InvalidSettings(f"{name}: {missing}")
         logger.info("%s takes no texts, only numbers: %s", name, missing)
@@ -74,19 +72,21 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
     given = settings or TextSettings()
     files = {file: _read(folder / file) for file in _LIMITS}
     config = files["config.json"]
-    limits = [
-        value for file, key in _LIMITS.items() if isinstance(value := files[file].get(key), int | float)
-    ]
     pad_id = config.get("pad_token_id")
     pad_id = pad_id if isinstance(pad_id, int) and 0 <= pad_id < MOST_TOKENS else None
-    if config.get("model_type") in _OFFSET_POSITIONS and "max_position_embeddings" in config:
-        limits.append(config["max_position_embeddings"] - (pad_id or 0) - 1)
-    most = min((limit for limit in limits if 0 < limit <= MOST_TOKENS), default=_USUAL_TOKENS)
+    offset = (pad_id or 0) + 1 if config.get("model_type") in _OFFSET_POSITIONS else 0
+    given_limits = [
+        value - (offset if file == "config.json" else 0)
+        for file, key in _LIMITS.items()
+        if isinstance(value := files[file].get(key), int | float)
+    ]
+    limits = [limit for limit in given_limits if 0 < limit <= MOST_TOKENS]
+    most = int(min(limits, default=_USUAL_TOKENS))
     if given.max_tokens is not None and limits and given.max_tokens > most:
-        raise InvalidSettings(f"{name}: text has max_tokens {given.max_tokens}, and its files allow {most:g}")
+        raise InvalidSettings(f"{name}: text has max_tokens {given.max_tokens}, and its files allow {most}")
     return TextInput(
         folder / TOKENIZER,
-        given.max_tokens or int(most),
+        given.max_tokens or most,
         given.longer,
         pad_id,
         settings is not None,

@@ -20,7 +20,7 @@ from stoker.gpu.confinement import enter_device
 from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.scripts.script_process import enter_script_folder
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
@@ -96,7 +96,7 @@ def _in_config(
 def _version(entry: AvailableModel) -> int:
     """The version that a request means which names none."""
     labelled = entry.labels().get(_DEFAULT)
-    return labelled if labelled in entry.wanted() else max(entry.policy.choose(entry.there))
+    return labelled if labelled in entry.chosen_versions() else max(entry.policy.choose(entry.all_versions))
 
 
 def _check_packages(deployed: Deployment, workspace: Workspace) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from stoker.models.remote_files import Mirror, list_sizes, open_for_writing, shown_address
+from stoker.models.mirrors import Mirror
+from stoker.models.remote_stores import list_sizes, shown_address
+from stoker.models.remote_writing import open_for_writing
 
 DONE_FOLDER: Final = "_done"
 

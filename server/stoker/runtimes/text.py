@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -27,7 +29,7 @@ from stoker.runtimes.token_batches import TokenCosts, length_bucket
 from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.samples.sample import find_sample_feeds
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
-from stoker.wire.texts import TEXT, Tokenizing, text_tensors, token_spec
+from stoker.wire.texts import TEXT, Tokenizing, UnusableTokenizer, text_tensors, token_spec
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +37,11 @@ _BOUND: Final = 1e-3
 _REDUCED: Final = {"tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 """How much padding may change an answer, relative to the largest number of the output: kernels of other shapes round
 differently."""
-_TIMED_S: Final = 0.25
+_TIMED_S: Final = 0.3
 _TIMED_TOKENS: Final = 64
 _RUNS: Final = 3
 _GAIN: Final = 1.05
-_MOST_TOKENS: Final = 1 << 17
+_MOST_ROWS: Final = 1 << 11
 
 
 def text_runtime(
@@ -63,11 +65,16 @@ def text_runtime(
     try:
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
-        feeds = TokenFeeds(tensors.inputs, Tokenizing(text).pad_id)
+        feeds = TokenFeeds(tensors.inputs)
+        feeds.pad_id = Tokenizing(text).pad_id
+        if 0 < feeds.fixed_tokens < text.max_tokens:
+            raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
         outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
+    except UnusableTokenizer:
+        raise
     except LoadFailed as error:
         if text.is_required:
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
@@ -77,17 +84,27 @@ def text_runtime(
         TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
     )
     signature = Signature((token_spec(text),), outputs, callers=text_tensors(infos))
-    most = text.max_tokens
-    # Rows of one length, so that only what is beside a row can change its answer.
-    padded = TextRuntime(run, feeds, signature, tokens=min(most, length_bucket(int(rows[:, 0].max()) + 1)))
-    takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
-    isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
-    if isolation.batched and not feeds.fixed_tokens:
-        isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
-    logger.info("%s: its texts are %s", deployment.name, isolation)
-    costs = _measure(run, feeds, rows, most) if isolation.batched and not feeds.fixed_tokens else None
+    most, key = text.max_tokens, deployment.file_key()
+    isolation, costs = _known.get(key, (None, None))
+    if isolation is None:
+        # Rows of one length, so that only what is beside a row can change its answer.
+        size = feeds.fixed_tokens or min(most, length_bucket(int(rows[:, 0].max()) + 1))
+        padded = TextRuntime(run, feeds, signature, tokens=size)
+        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
+        isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
+        if isolation.batched and not feeds.fixed_tokens:
+            isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
+            costs = _measure(run, feeds, rows, most) if isolation.batched else None
+        logger.info("%s: its texts are %s", deployment.name, isolation)
+        if key and len(_known) < _MOST_KNOWN:
+            _known[key] = isolation, costs
     signature = dataclasses.replace(signature, isolation=isolation)
     return TextRuntime(run, feeds, signature, costs, feeds.fixed_tokens)
+
+
+_MOST_KNOWN: Final = 10_000
+_known: dict[tuple[object, ...], tuple[RowIsolation, TokenCosts | None]] = {}
+"""The findings on models that are loaded on demand: tests at each load would hold up those that serve."""
 
 
 class TextRuntime:
@@ -118,8 +135,7 @@ class TextRuntime:
         self.signature = signature
         self.monitor = BatchMonitor()
         self._model, self._feeds, self._costs, self._tokens = run, feeds, costs, tokens
-        isolation = signature.isolation
-        self._is_apart = isolation is not None and not isolation.batched
+        self._is_apart = signature.isolation is not None and not signature.isolation.batched
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
         """Run a batch of rows; those without a token fill it up, and get zeros."""
@@ -220,21 +236,16 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> Tok
     tokens = min(_TIMED_TOKENS, longest)
     words = np.resize(row[1 : 1 + row[0]], tokens)
 
-    def time_ns(count: int, tokens: int) -> int:
+    def time_ns(count: int, tokens: int) -> float:
         made = np.tile(np.concatenate(([tokens], words[:tokens])).astype(np.int32), (count, 1))
-        part = feeds.feeds(made, tokens)
-        times = []
-        for _ in range(_RUNS):
-            begun_ns = time.perf_counter_ns()
-            run(part)
-            times.append(time.perf_counter_ns() - begun_ns)
-        return max(1, min(times))
+        return 1e9 * min(timeit.repeat(partial(run, feeds.feeds(made, tokens)), number=1, repeat=_RUNS))
 
-    first_ns = time_ns(1, 8)
-    count, token_ns, until_s = 4, first_ns / 8, time.perf_counter() + _TIMED_S
-    while (taken_ns := time_ns(count, tokens) / (count * tokens)) < token_ns / _GAIN:
-        token_ns = taken_ns
-        if time.perf_counter() > until_s or count * tokens >= _MOST_TOKENS:
+    first_ns, until_s = time_ns(1, 8), time.perf_counter() + _TIMED_S
+    taken_ns = {}
+    for count in (1 << power for power in range(2, _MOST_ROWS.bit_length())):
+        taken_ns[count] = time_ns(count, tokens) / (count * tokens)
+        if time.perf_counter() > until_s:
             break
-        count *= 2
+    token_ns = min(taken_ns.values())
+    count = next(count for count, each_ns in taken_ns.items() if each_ns <= _GAIN * token_ns)
     return TokenCosts(max(0.0, first_ns - 8 * token_ns), token_ns, count * tokens, longest)

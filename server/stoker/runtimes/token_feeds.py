@@ -20,13 +20,14 @@ class TokenFeeds:
     """Makes the inputs of a model from rows of tokens, as `stoker.wire.texts` has them.
 
     Attributes:
+        pad_id: The token that fills up shorter rows.
         fixed_tokens: The length of all rows, where the model has one; 0 if it takes any.
     """
 
-    def __init__(self, inputs: Sequence[TensorInfo], pad_id: int) -> None:
+    def __init__(self, inputs: Sequence[TensorInfo], pad_id: int = 0) -> None:
         """Raise LoadFailed for inputs that are not ids of tokens, with their mask and segments."""
         self._inputs = inputs
-        self._pad_id = pad_id
+        self.pad_id = pad_id
         names = [info.name for info in inputs]
         fitting = [info for info in inputs if len(info.shape) == _AXES and info.kind in "iu"]
         sizes = {info.shape[1] for info in fitting}
@@ -44,7 +45,7 @@ class TokenFeeds:
             words = np.pad(words, ((0, 0), (0, tokens - words.shape[1])))
         mask = np.arange(tokens) < rows[:, :1]
         made = {
-            _IDS: np.where(mask, words & _ID_BITS, self._pad_id),
+            _IDS: np.where(mask, words & _ID_BITS, self.pad_id),
             _MASK: mask,
             _SEGMENTS: words >> SEGMENT_BITS,
         }

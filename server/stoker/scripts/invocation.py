@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from stoker.errors import (
     DeadlineExceeded,
@@ -24,10 +24,10 @@ from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
 from stoker.scripts.json_faults import json_fault
 from stoker.scripts.pieces import Pieces, is_yielded, yields
 from stoker.scripts.refusals import error_answer, log_failure, refusal_of
-from stoker.scripts.results import encode_result, is_response, response_answer
+from stoker.scripts.results import encode_result, is_response
 from stoker.scripts.schemas import failed_in_conversion
 from stoker.scripts.sequence_arguments import StateNotCopied
-from stoker.scripts.stand_ins import flask_context, uses_flask
+from stoker.scripts.stand_ins import flask_context, stand_ins, uses_flask
 from stoker.system.logs import requests_in_log
 from stoker.wire.json_bodies import plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
@@ -35,7 +35,6 @@ from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 logger = logging.getLogger(__name__)
 
 
-_Result = TypeVar("_Result")
 _PATIENCE_S: Final = 60.0
 """How long a caller may take to read a piece if the script has no timeout."""
 
@@ -107,7 +106,7 @@ class ScriptCalls:
             Exception: `run` raised it; `sys.exit()` and the like are a RuntimeError.
         """
         try:
-            return self._guarded(lambda: self._call(arguments, request))
+            return call_contained(lambda: self._call(arguments, request), self._watchdog)
         except Exception as error:
             if self.form.kind == "schema" and failed_in_conversion(self._run, error):
                 raise RequestError(str(error)) from error
@@ -117,7 +116,7 @@ class ScriptCalls:
         """Return the result of `run` as the answer; 500 and a log line if it cannot be encoded."""
         try:
             if is_response(result):
-                return response_answer(result, exec_ns)
+                return dataclasses.replace(stand_ins().answer_from(result), exec_ns=exec_ns)
             return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # objects of a script may raise any exception when they are read
             error_id = log_failure("the result of run() cannot be sent", error)
@@ -143,7 +142,7 @@ class ScriptCalls:
                 arguments = self.arguments(request)
                 try:
                     if more is not None:
-                        arguments.update(self._guarded(more))
+                        arguments.update(call_contained(more, self._watchdog))
                     begun_ns = time.perf_counter_ns()
                     result = self.invoke(arguments, request)
                     if self.form.yields and is_yielded(result):
@@ -168,9 +167,6 @@ class ScriptCalls:
                 if not pieces.send(head.stream, patience_s):
                     return error_answer(DeadlineExceeded("The caller did not read the pieces in time."))
         return ScriptAnswer(body, exec_ns=time.perf_counter_ns() - begun_ns)
-
-    def _guarded(self, function: Callable[[], _Result]) -> _Result:
-        return call_contained(function, self._watchdog)
 
     def _call(self, arguments: dict[str, Any], request: ScriptRequest | None) -> Any:
         if not uses_flask():

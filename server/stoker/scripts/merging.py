@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from stoker.scripts.halved_calls import score_in_halves
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.quick_json import known_json
-from stoker.scripts.result_parts import split
+from stoker.scripts.result_parts import divide_result
 from stoker.system.logs import requests_in_log
 from stoker.wire.script_requests import MERGED_BYTES, ScriptAnswer, ScriptRequest, merge, row_texture
 
@@ -45,7 +45,7 @@ class MergedCalls:
             answers.update(zip(places, found, strict=True))
         return [answers[place] for place in range(len(requests))]
 
-    def together(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
+    def score_together(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
         """Score requests in one call.
 
         Raises:
@@ -61,7 +61,7 @@ class MergedCalls:
             begun_ns = time.perf_counter_ns()
             result = self._calls.invoke(arguments)
             exec_ns = time.perf_counter_ns() - begun_ns
-            parts = split(result, [request.rows for request in requests])
+            parts = divide_result(result, [request.rows for request in requests])
             return [self._calls.encode(part, exec_ns) for part in parts]
 
     def batches(self, requests: Sequence[ScriptRequest]) -> Iterator[list[int]]:
@@ -85,13 +85,13 @@ class MergedCalls:
     def _score(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
         def together(company: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
             return [
-                self._alone(request) if answer.failed else answer
-                for request, answer in zip(company, self.together(company), strict=True)
+                self._score_alone(request) if answer.failed else answer
+                for request, answer in zip(company, self.score_together(company), strict=True)
             ]
 
-        return score_in_halves(requests, together, self._alone, self._calls.refusal)
+        return score_in_halves(requests, together, self._score_alone, self._calls.refusal)
 
-    def _alone(self, request: ScriptRequest) -> ScriptAnswer:
+    def _score_alone(self, request: ScriptRequest) -> ScriptAnswer:
         with known_json(request.body) if request.rows else nullcontext():
             return self._calls.answer(request)
 

@@ -110,7 +110,7 @@ class _MergeCheck:
     ) -> tuple[int, bytes] | None:
         """Return a request's answer among others; None if the script does not answer them together."""
         try:
-            answer = self.merged.together([*before, one, *after])[len(before)]
+            answer = self.merged.score_together([*before, one, *after])[len(before)]
         except Exception:  # noqa: BLE001  # when it comes, `MergedCalls` takes such a company apart
             return None
         return answer.status, answer.body
@@ -155,7 +155,7 @@ class _MergeCheck:
             company = [requests[place] for place in places]
             try:
                 alone = [self._answer(request) for request in company]
-                merged = self.merged.together(company)
+                merged = self.merged.score_together(company)
             except Exception as error:
                 rows = sum(request.rows for request in company)
                 raise Disproved(

@@ -56,9 +56,9 @@ class RequestBatches:
 
     def answers(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
         """Score requests together. Never raises exceptions of the script."""
-        return score_in_halves(requests, self.together, self.alone, self._refusal)
+        return score_in_halves(requests, self.score_together, self.score_alone, self._refusal)
 
-    def together(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
+    def score_together(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
         """Score requests in one call.
 
         Raises:
@@ -75,10 +75,10 @@ class RequestBatches:
         with requests_in_log(*(request.request_id for request in requests)):
             return call_contained(call, self._watchdog)
 
-    def alone(self, request: ScriptRequest) -> ScriptAnswer:
+    def score_alone(self, request: ScriptRequest) -> ScriptAnswer:
         """Score one request; never raises."""
         try:
-            (answer,) = self.together([request])
+            (answer,) = self.score_together([request])
         except Exception as error:  # noqa: BLE001  # told to the caller
             with requests_in_log(request.request_id):
                 return self._refusal(error, request)

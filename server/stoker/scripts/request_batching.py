@@ -104,4 +104,6 @@ def check_together(batches: RequestBatches, examples: Sequence[ScriptRequest], m
 def _quietly(batches: RequestBatches, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
     """Score requests in one call; the log gets no failures."""
     with requests_in_log(SELF_CHECK):
-        return batches.together([dataclasses.replace(request, request_id=SELF_CHECK) for request in requests])
+        return batches.score_together(
+            [dataclasses.replace(request, request_id=SELF_CHECK) for request in requests]
+        )

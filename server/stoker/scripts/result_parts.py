@@ -28,7 +28,7 @@ class Unsplittable(ValueError):
     """A result does not show which part of it belongs to which rows."""
 
 
-def split(result: Any, counts: Sequence[int]) -> list[Any]:
+def divide_result(result: Any, counts: Sequence[int]) -> list[Any]:
     """Divide what `run` returned for rows of several requests.
 
     A list, tuple or numpy array has one entry for each row. In a dict every list belongs to the rows, except empty

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
-
-from stoker.scripts.stand_ins import stand_ins
-from stoker.wire.script_requests import ScriptAnswer
 
 
 def encode_result(result: Any) -> bytes:
@@ -40,11 +36,6 @@ def is_response(result: Any) -> bool:
     return callable(getattr(result, "get_data", None)) and all(
         hasattr(result, name) for name in ("status_code", "headers")
     )
-
-
-def response_answer(response: Any, exec_ns: int) -> ScriptAnswer:
-    """Return the answer that a response object of a script stands for."""
-    return dataclasses.replace(stand_ins().answer_from(response), exec_ns=exec_ns)
 
 
 def _encode_row(row: Any) -> bytes:

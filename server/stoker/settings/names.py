@@ -37,7 +37,7 @@ _REFERENCE_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 SCHEMES: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "sftp", "ssh", "http", "https", "file")
-"""The schemes of addresses from which models and data are fetched; see `stoker.models.remote_files`."""
+"""The schemes of addresses from which models and data are fetched; see `stoker.models.remote_stores`."""
 _ADDRESS: Final = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,3}}(?=[^/])", re.IGNORECASE)
 
 

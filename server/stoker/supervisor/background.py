@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stoker.metrics.memory import MetricPage
 
 if TYPE_CHECKING:
-    from stoker.supervisor.children import Backoff, Child
-    from stoker.supervisor.tracing import TraceSettings
+    from stoker.supervisor.backoff import Backoff
+    from stoker.supervisor.children import Child
+    from stoker.supervisor.trace_settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 
 
 class Changes:
-    """A condition variable of the supervisor: whoever changes state calls `notify`, and waiters check again."""
+    """A condition variable of the supervisor: code that changes state calls `notify`, and waiters check again."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -73,17 +74,17 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def repeat(self, what: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
-        """Call something periodically, in a task of its own; it goes on after an exception."""
-        self.spawn(self._repeat(what, period_s, action))
+    def repeat(self, task: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
+        """Call `action` periodically, in a task of its own, until it returns False; it goes on after an exception."""
+        self.spawn(self._repeat(task, period_s, action))
 
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
-        """Call something after a delay, unless the server stops before."""
+        """Call `start` after a delay, unless the server stops before."""
         self.spawn(self._start_later(delay_s, start))
 
     def restart(
         self,
-        who: str,
+        process: str,
         child: Child[Any, Any],
         backoff: Backoff,
         start: Callable[[], Awaitable[None]],
@@ -96,12 +97,12 @@ class Background:
         """
         delay_s = backoff.delay_s(child.lived_s)
         shown = f" ({reason})" if reason else ""
-        logger.error("%s %s%s; starting it again in %g s", who, child.describe_exit(), shown, delay_s)
-        self.later(delay_s, lambda: self._start_again(who, backoff, start))
+        logger.error("%s %s%s; starting it again in %g s", process, child.describe_exit(), shown, delay_s)
+        self.later(delay_s, lambda: self._start_again(process, backoff, start))
 
-    def start_later(self, who: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
+    def start_later(self, process: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
         """Start a process after the first delay; repeated as in `restart`."""
-        self.later(backoff.delay_s(0.0), lambda: self._start_again(who, backoff, start))
+        self.later(backoff.delay_s(0.0), lambda: self._start_again(process, backoff, start))
 
     def cancel(self) -> None:
         """Cancel all tasks."""
@@ -109,7 +110,7 @@ class Background:
         for task in list(self._tasks):
             task.cancel()
 
-    async def _repeat(self, what: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
+    async def _repeat(self, task: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
         trouble, again = "", True
         while again:
             try:
@@ -118,7 +119,7 @@ class Background:
             except Exception as error:
                 # Of an error that repeats itself, one traceback is enough.
                 if repr(error) != trouble:
-                    logger.exception("%s failed; it is tried again every %g s", what, period_s)
+                    logger.exception("%s failed; it is tried again every %g s", task, period_s)
                 trouble = repr(error)
             await asyncio.sleep(period_s)
 
@@ -128,13 +129,15 @@ class Background:
         if not self.stopping:
             await start()
 
-    async def _start_again(self, who: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
+    async def _start_again(
+        self, process: str, backoff: Backoff, start: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
             await start()
         except OSError as error:
             delay_s = backoff.delay_s(0.0)
-            logger.error("%s cannot be started: %s; trying again in %g s", who, error, delay_s)  # noqa: TRY400
-            self.later(delay_s, lambda: self._start_again(who, backoff, start))
+            logger.error("%s cannot be started: %s; trying again in %g s", process, error, delay_s)  # noqa: TRY400
+            self.later(delay_s, lambda: self._start_again(process, backoff, start))
 
 
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:

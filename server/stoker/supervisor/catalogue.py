@@ -1,4 +1,4 @@
-"""The versions of all models of a server, the state of each, and which one callers mean.
+"""The versions of all models of a server, the state of each, and the versions that names and labels mean.
 
 Pure bookkeeping: `rollout` changes the states, and frontends are told the result.
 """
@@ -6,124 +6,23 @@ Pure bookkeeping: `rollout` changes the states, and frontends are told the resul
 from __future__ import annotations
 
 import dataclasses
-import logging
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from stoker.control.frontend_messages import PipelineRules, Route, RoutedVersion
+from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.deployment import Deployment
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
-from stoker.models.pipelines import join
+from stoker.errors import OperatorError
+from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.settings.pipelines import VERSION
-from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
-from stoker.system.wording import format_count
-from stoker.tensors import Signature
+from stoker.supervisor.metric_slots import Slots
 
 if TYPE_CHECKING:
     from stoker.models.available_models import AvailableModel
-    from stoker.settings.pipelines import Pipeline, Step
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """A model that has been loaded, with all its replicas.
-
-    Attributes:
-        load_s, warm_up_s: Seconds of the slowest replica.
-        max_batch_rows: Most rows in one batch, on the replica that takes the fewest.
-    """
-
-    deployed: Deployment
-    signature: Signature
-    devices: list[str]
-    load_s: float
-    warm_up_s: float
-    max_batch_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """The device that a process chose, and why."""
-
-    device: str
-    description: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartUp:
-    """The whole server.
-
-    Attributes:
-        broken: By name and version why other versions of the settings are not served.
-        on_demand: Names of models that are loaded when they are asked for.
-    """
-
-    devices: list[DeviceReport]
-    models: list[ModelReport]
-    elapsed_s: float
-    broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)
-    pipelines: Mapping[str, Signature] = field(default_factory=dict)
-    on_demand: Sequence[str] = ()
-
-    @property
-    def served(self) -> str:
-        """The served models in words: the names of loaded ones, and the number of others."""
-        names = [*dict.fromkeys(model.deployed.name for model in self.models)]
-        if self.on_demand:
-            names.append(self.on_demand_text)
-        return ", ".join(names) or "nothing yet"
-
-    @property
-    def on_demand_text(self) -> str:
-        """How many models are loaded when they are asked for."""
-        return f"{format_count(len(self.on_demand), 'model')} on demand"
-
-
-_KEPT: Final = 1000
-
-
-class Events:
-    """The last thousand events, for as long as the server runs."""
-
-    def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
-        """Create it empty; `clock_s` returns seconds since 1970."""
-        self._clock_s = clock_s
-        self._kept: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-
-    def note(self, model: str, version: int | None, event: str, text: str = "", **details: Any) -> None:
-        """Add an event.
-
-        Args:
-            version: The version; None if the event concerns no single version.
-        """
-        moment = datetime.fromtimestamp(self._clock_s(), UTC).isoformat(timespec="milliseconds")
-        entry: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "model": model, "event": event}
-        if version is not None:
-            entry["version"] = str(version)
-        if text:
-            entry["text"] = text
-        self._kept.append({**entry, **details})
-
-    def tell(self, level: int, model: str, version: int, event: str, text: str, **details: Any) -> None:
-        """Add an event, and log it with this level."""
-        logger.log(level, "%s version %d: %s", model, version, text)
-        self.note(model, version, event, text, **details)
-
-    def listed(self, model: str | None = None) -> list[Mapping[str, Any]]:
-        """Return the events of one model or of all, the oldest first."""
-        return [entry for entry in self._kept if model in (None, entry["model"])]
-
+    from stoker.settings.pipelines import Pipeline
 
 _REASON_CHARS: Final = 500
 _READY_STATES: Final = {
@@ -140,7 +39,7 @@ class Version:
     """One version of a model.
 
     Attributes:
-        served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
+        served: The load with which frontends score. While a changed version is being loaded again, the earlier one.
         load_s: How long it is expected to load if it is loaded on demand; 0 if nothing is known.
     """
 
@@ -326,50 +225,6 @@ class Model:
             yield {**entry, "reason": reason} if reason else entry
 
 
-class Slots:
-    """The slots of the metrics: each version keeps its own, so that its counters continue when it is loaded again.
-
-    When all slots are taken, the one whose version was unloaded longest ago is reused.
-    """
-
-    def __init__(self) -> None:
-        self._slots: dict[tuple[str, int], int] = {}
-        self._free: list[tuple[str, int]] = []
-
-    def keep(self, name: str, version: int, slot: int) -> None:
-        """Record the slot with which a version was prepared, before any was taken."""
-        self._slots[name, version] = slot
-
-    def has(self, name: str, version: int) -> bool:
-        """Whether a version has a slot."""
-        return (name, version) in self._slots
-
-    def acquire(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
-        """Return the slot for a version, and which other version has lost it."""
-        key = (name, version)
-        if key in self._slots:
-            if key in self._free:
-                self._free.remove(key)
-            return self._slots[key], None
-        unused = min(set(range(MODEL_SLOTS)).difference(self._slots.values()), default=None)
-        if unused is not None:
-            self._slots[key] = unused
-            return unused, None
-        if not self._free:
-            raise InvalidSettings(
-                f"at most {MODEL_SLOTS} versions of models can be served at once, and so many are; unload one first"
-            )
-        loser = self._free.pop(0)
-        self._slots[key] = self._slots.pop(loser)
-        return self._slots[key], loser
-
-    def release(self, name: str, version: int) -> None:
-        """Mark the slot of an unloaded version as one that may be reused when no other is free."""
-        key = (name, version)
-        if key in self._slots and key not in self._free:
-            self._free.append(key)
-
-
 class Catalogue:
     """All models of a server.
 
@@ -414,8 +269,8 @@ class Catalogue:
         for name, model in self.models.items():
             if name in available and available[name].error is None:
                 model.chosen = set(available[name].policy.choose(model.chosen))
-                model.labels = dict(available[name].meant)
-                model.wish(available[name].labels(), available[name].there)
+                model.labels = dict(available[name].earlier_labels)
+                model.wish(available[name].labels(), available[name].all_versions)
                 model.canary = available[name].canary()
             model.settle()
         self._pipelines = tuple(pipelines)
@@ -439,7 +294,7 @@ class Catalogue:
         """Return an entry per version, and one per model without any, in the form of the model repository extension.
 
         Args:
-            available: By model what could be loaded besides what the server knows already.
+            available: By model further versions that could be loaded.
         """
         entries = [entry for model in self.models.values() for entry in model.index()]
         entries += [self._entry(pipeline) for pipeline in self._pipelines]
@@ -493,88 +348,3 @@ class Catalogue:
     def release_slot(self, name: str, version: int) -> None:
         """Record that a version was unloaded, or could not be loaded."""
         self._slots.release(name, version)
-
-
-def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:
-    """Refuse pipelines that have the name of a model, and steps whose models are not served.
-
-    Optional pipelines may name models that are not served: requests to them get an error that says so.
-    """
-    names = Counter(pipeline.name for pipeline in pipelines)
-    for pipeline in pipelines:
-        if names[pipeline.name] > 1:
-            raise InvalidSettings(f"two pipelines have the name {pipeline.name!r}; give them different names")
-        if pipeline.name in models:
-            raise InvalidSettings(
-                f"a model and a pipeline would be served as {pipeline.name!r}; give them different names"
-            )
-        for step in pipeline.steps:
-            if step.model in names:
-                raise pipeline.wrong(
-                    f"{step.model} is a pipeline, and steps are models; name its steps instead"
-                )
-            if step.model not in models and not pipeline.optional:
-                raise pipeline.wrong(
-                    f"no model {step.model!r} is served, which the step {step.name} names; there are: "
-                    f"{', '.join(models)}"
-                )
-
-
-def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[PipelineRules, ...]:
-    """Return what frontends are told of a server's pipelines."""
-    return tuple(
-        PipelineRules(
-            pipeline,
-            catalogue.pipelines[pipeline.name],
-            settings.timeout_ms if pipeline.timeout_ms is None else pipeline.timeout_ms,
-            settings.non_finite,
-        )
-        for pipeline in settings.pipelines
-    )
-
-
-def join_pipelines(
-    pipelines: Sequence[Pipeline], catalogue: Catalogue, reports: Sequence[ModelReport]
-) -> tuple[dict[str, Signature], dict[tuple[str, int], OperatorError]]:
-    """Join the pipelines of a server with its models, after these have been loaded.
-
-    Returns:
-        What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
-    """
-    signatures = {(report.deployed.name, report.deployed.version): report.signature for report in reports}
-    joined: dict[str, Signature] = {}
-    broken: dict[tuple[str, int], OperatorError] = {}
-    for pipeline in pipelines:
-        try:
-            models = [_signature(pipeline, step, catalogue, signatures) for step in pipeline.steps]
-            joined[pipeline.name] = join(pipeline, models).signature
-        except LoadFailed as error:
-            broken[pipeline.name, VERSION] = error
-        except InvalidSettings as error:
-            if not pipeline.optional:
-                raise
-            broken[pipeline.name, VERSION] = error
-    return joined, broken
-
-
-def _signature(
-    pipeline: Pipeline, step: Step, catalogue: Catalogue, signatures: Mapping[tuple[str, int], Signature]
-) -> Signature:
-    model = catalogue.models.get(step.model)
-    if model is None:
-        raise LoadFailed(f"step {step.name}: the model {step.model} is not served")
-    number = model.named(step.version, step.label)
-    if number is None and step.label is not None:
-        labels = ", ".join(model.labels) or "none"
-        raise pipeline.wrong(
-            f"{step.model} has no label {step.label!r}, which the step {step.name} names; it has: {labels}"
-        )
-    if step.version is not None and number not in model.versions:
-        raise pipeline.wrong(
-            f"version {number} of {step.model}, which the step {step.name} names, is not served; there are: "
-            f"{', '.join(map(str, sorted(model.versions)))}"
-        )
-    signature = None if number is None else signatures.get((step.model, number))
-    if signature is None:
-        raise LoadFailed(f"step {step.name}: the model {step.model} could not be loaded")
-    return signature

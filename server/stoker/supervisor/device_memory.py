@@ -1,7 +1,8 @@
 """How much memory of each device models may use, and how much the device processes use.
 
-On the CPU, that is the private memory of the processes; on a GPU, what the driver tells of each process. In many
-containers and of MIG devices it does not tell that: then all counts that the GPU has in use and had not at the start.
+On the CPU, that is the private memory of the processes; on a GPU, the memory that the driver reports for each
+process. In many containers and for MIG devices it reports none: then the memory counts that the GPU uses now and did
+not at the start.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class DeviceMemory:
         """Device settings with frameworks that found no GPU where `auto` was expected to find one."""
         self._budgets: dict[str, int] = {}
         self._gpu_bytes: dict[str, int] = {}
-        self._told: set[str] = set()
-        """GPUs whose driver has told the memory of a device process."""
+        self._reporting: set[str] = set()
+        """GPUs whose driver has reported the memory of a device process."""
         self._reading = asyncio.Lock()
 
     def learn(self, devices: Iterable[str]) -> None:
@@ -88,7 +89,7 @@ class DeviceMemory:
     async def measure(self, devices: Collection[str] = ()) -> None:
         """Read the memory of the GPUs, after learning further devices; raises as `learn` does.
 
-        Where the driver does not answer, what it said last counts.
+        Where the driver does not answer, its last answer counts.
         """
         async with self._reading:
             if not self._places.keys() >= set(devices):
@@ -127,7 +128,7 @@ class DeviceMemory:
         return {place: self.used(place) for place in places or [*self._budgets][:1]}
 
     def places_in(self, process: DeviceProcess) -> tuple[str, ...]:
-        """Return the places that a device process uses: those of its setting until it has said what it found."""
+        """Return the places that a device process uses: those of its setting until it has reported its device."""
         if process.report is not None and process.report.device == HOST:
             return (HOST,)
         return self._places.get(process.group.device, (HOST,))
@@ -146,11 +147,13 @@ class DeviceMemory:
         leaders = {
             one.child.process.pid for one in self._processes if one.child and place in self.places_in(one)
         }
-        held = [size_bytes for pid, size_bytes in memory.processes.items() if _group_of(pid) in leaders]
-        if held:
-            self._told.add(place)
-        if place in self._told:
-            return sum(held)
+        sizes_bytes = [
+            size_bytes for pid, size_bytes in memory.processes.items() if _group_of(pid) in leaders
+        ]
+        if sizes_bytes:
+            self._reporting.add(place)
+        if place in self._reporting:
+            return sum(sizes_bytes)
         return max(0, memory.used_bytes - (memory.total_bytes - self.free_bytes[place]))
 
     def _find_budget(self, place: str, name: str) -> int:

@@ -11,10 +11,11 @@ from stoker.control.device_messages import (
 )
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
-from stoker.supervisor.catalogue import DeviceReport
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.backoff import Backoff
+from stoker.supervisor.children import Child
 from stoker.supervisor.groups import Group
 from stoker.supervisor.load_timer import LoadTimer
+from stoker.supervisor.reports import DeviceReport
 
 DeviceChild = Child[ToDevice, FromDevice]
 

@@ -28,13 +28,13 @@ from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorErro
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import DeviceReport
 from stoker.supervisor.children import Child
 from stoker.supervisor.crashes import Crashes
 from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
 from stoker.supervisor.groups import Group, group, may_be_packed
 from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
+from stoker.supervisor.reports import DeviceReport
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
 from stoker.system.resources import private_memory
@@ -86,7 +86,7 @@ class DeviceProcesses:
         self._most = models_per_process
         self._crashes = Crashes(MetricMemory(supervision.metrics_fd))
         self.processes: list[DeviceProcess] = []
-        self.replicas = Replicas([])
+        self.replicas = Replicas()
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._turns_fd, self._device_batches = supervision.turns_fd, device_batches
         self._server = server
@@ -123,12 +123,12 @@ class DeviceProcesses:
         """
         self.failed.pop(model.number, None)
         for process in list(self.processes):
-            had = process.group.has(model.number)
+            was_member = process.group.has(model.number)
             process.group.remove(model)
             process.loaded.discard(model.number)
             if not process.group.members and not process.ended:
                 await self._end(process)
-            elif had and process.child is not None:
+            elif was_member and process.child is not None:
                 self.replicas.unload(process.group, model)
                 process.unloading.add(model.number)
                 process.child.send(UnloadModel(model.number))

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane, ServerAddress
-from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
+from stoker.control.frontend_messages import AttachReplica, Compare, DetachReplica, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_process import DeviceProcess
 from stoker.supervisor.device_processes import DeviceProcesses
-from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
+from stoker.supervisor.frontend_processes import FrontendProcesses
 from stoker.supervisor.replicas import Replica
+from stoker.supervisor.reports import ModelReport
 from stoker.takeover.comparison import Comparison, alike
 
 if TYPE_CHECKING:
@@ -105,11 +106,11 @@ class Fleet:
     async def start(
         self, models: Sequence[Deployment], *, all_needed: bool
     ) -> tuple[list[ModelReport], dict[int, OperatorError]]:
-        """Start everything with these models; returns when every frontend scores with those that can be loaded.
+        """Start all processes with these models; returns when every frontend scores with those that can be loaded.
 
         Returns:
-            What the operator is told of each of them, and by number why others could not be loaded; of these
-            something may be left, until they are removed.
+            The report on each of them for the operator, and by number why others could not be loaded; parts of these
+            may be left until they are removed.
         """
         await self.devices.start(models)
         await self.frontends.start()
@@ -158,12 +159,12 @@ class Fleet:
         await self._joined([model], all_needed=True)
 
     async def sleep(self, model: Deployment) -> None:
-        """Unload a model whose service the frontends keep; returns when everything else of it is removed."""
+        """Unload a model whose service the frontends keep; returns when its processes have unloaded it."""
         await self.frontends.sleep(model)
         await self.devices.unload(model)
 
     async def remove(self, model: Deployment) -> None:
-        """Stop serving a model that no route names any more; returns when everything of it is removed."""
+        """Stop serving a model that no route names any more; returns when all processes have dropped it."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
         self.devices.replicas.forget(model)
@@ -187,17 +188,19 @@ class Fleet:
     async def _compare(self, old: Deployment, new: Deployment, sample: Path | None) -> Comparison:
         """Ask all frontends, or one of them to run a sample; frontends that end before they answer are left out."""
         ticket = next(self._comparisons)
-        asked = [
+        running = [
             (one, one.child) for one in self.frontends.processes if one.started and one.child is not None
         ]
         if sample is not None:
-            asked = asked[:1]
-        for process, _ in asked:
-            self.frontends.ask(process, Compare(ticket, old.number, new.number, sample))
+            running = running[:1]
+        for process, _ in running:
+            self.frontends.send(process, Compare(ticket, old.number, new.number, sample))
         await self._changes.until(
-            lambda: all(ticket in process.compared or process.child is not child for process, child in asked)
+            lambda: all(
+                ticket in process.compared or process.child is not child for process, child in running
+            )
         )
-        return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
+        return sum((process.compared.pop(ticket, Comparison()) for process, _ in running), Comparison())
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on, if that has changed."""
@@ -241,7 +244,7 @@ class Fleet:
                     self._attach(process, replica, frontend)
 
     def _on_lost(self, replica: Replica) -> None:
-        self.frontends.detach(replica.generation)
+        self.frontends.tell(DetachReplica(replica.generation))
 
     def _on_isolation_changed(self, model: Deployment, isolation: RowIsolation) -> None:
         self.frontends.tell(IsolationChanged(model.number, isolation))
@@ -296,7 +299,7 @@ class Fleet:
             place = next(place for model, place in process.group.members if model.number == number)
             places = len(replica.model.devices)
             attach = AttachReplica(number, replica.generation, signature, capacity, place, places)
-            self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])
+            self.frontends.send(frontend, attach, [arena_fd, near.fileno()])
 
 
 def own_address(settings: ServerSettings, keys_dir: Path, listening: socket.socket) -> ServerAddress:

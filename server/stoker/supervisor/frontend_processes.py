@@ -1,11 +1,10 @@
-"""The frontends of a server: started, watched, restarted, and told what is served."""
+"""The frontends of a server: started, watched, restarted, and told which models are served."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -14,10 +13,7 @@ from stoker.control.frontend_messages import (
     Ask,
     Attached,
     AttachFailed,
-    AttachReplica,
-    Compare,
     Compared,
-    DetachReplica,
     FromFrontend,
     Listen,
     Listening,
@@ -35,7 +31,8 @@ from stoker.control.frontend_messages import (
     ToFrontend,
 )
 from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.children import Child
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.frontend_starts import FrontendStarts
 from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 
@@ -44,41 +41,9 @@ if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
-    from stoker.takeover.comparison import Comparison
 
 
 logger = logging.getLogger(__name__)
-
-
-FrontendChild = Child[ToFrontend, FromFrontend]
-
-
-@dataclass(eq=False)
-class FrontendProcess:
-    """One frontend, over all its restarts.
-
-    Attributes:
-        mailbox: Where it receives connections from other frontends; None if there is only one frontend.
-        beats: The last count of turns of its event loop that was seen.
-        still_looks: How many checks in a row have found no progress of that count.
-        leaving: Numbers of the models whose last requests it still answers before they are unloaded.
-        compared: By ticket the results of comparisons that it was asked for.
-    """
-
-    page: int
-    sockets: list[socket.socket]
-    mailbox: Mailbox | None = None
-    backoff: Backoff = field(default_factory=Backoff)
-    child: FrontendChild | None = None
-    beats: int = 0
-    still_looks: int = 0
-    started: bool = False
-    listening: bool = False
-    attached: set[int] = field(default_factory=set)
-    serving: set[int] = field(default_factory=set)
-    leaving: set[int] = field(default_factory=set)
-    compared: dict[int, Comparison] = field(default_factory=dict)
-
 
 _HUNG_LOOKS: Final = 30
 _EXPENDABLE: Final = 300
@@ -143,7 +108,7 @@ class FrontendProcesses:
             self._quiet = False
             for process in self.processes:
                 if process.started:
-                    self._send(process, Listen())
+                    self.send(process, Listen())
         await self._changes.until(lambda: all(process.listening for process in self.processes))
 
     def serve(self, model: Deployment) -> None:
@@ -151,7 +116,7 @@ class FrontendProcesses:
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
-            self._send(process, Serve(model.share_of(process.page, len(self.processes))))
+            self.send(process, Serve(model.share_of(process.page, len(self.processes))))
 
     def update(self, model: Deployment) -> None:
         """Record how a model is loaded now whose service the frontends have: later ones get it so."""
@@ -174,26 +139,19 @@ class FrontendProcesses:
             lambda: not any(model.number in process.serving for process in self._running())
         )
 
-    def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
-        """Pass a frontend its ends of an arena and a doorbell."""
-        self._send(process, replica, fds)
-
-    def ask(self, process: FrontendProcess, question: Compare) -> None:
-        """Ask a frontend to compare versions; the answer is put into `FrontendProcess.compared`."""
-        self._send(process, question)
-
-    def detach(self, generation: int) -> None:
-        """Tell all frontends that a replica is gone."""
-        self.tell(DetachReplica(generation))
-
     def have(self, generations: set[int]) -> bool:
         """Whether all started frontends are attached to these replicas; others will be when they start."""
         return all(generations <= process.attached for process in self.processes if process.started)
 
+    def send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
+        """Send a message to a frontend, if it runs; results of `Compare` come into `FrontendProcess.compared`."""
+        if process.child is not None:
+            process.child.send(message, fds)
+
     def tell(self, message: ToFrontend) -> None:
         """Send a message to all frontends."""
         for process in self._running():
-            self._send(process, message)
+            self.send(process, message)
 
     def reply(self, asker: FrontendChild, reply: Reply | Refusal) -> None:
         """Send a frontend the answer to its request; not to its successor, which has not asked."""
@@ -224,10 +182,6 @@ class FrontendProcesses:
 
     def _running(self) -> Iterable[FrontendProcess]:
         return (process for process in self.processes if process.child is not None)
-
-    def _send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
-        if process.child is not None:
-            process.child.send(message, fds)
 
     async def _start(self, process: FrontendProcess) -> None:
         child = await Child.start(
@@ -280,7 +234,7 @@ class FrontendProcesses:
                 self._on_started(process)
                 # Only now: a frontend that replaces another one may find connections waiting.
                 if not self._quiet:
-                    self._send(process, Listen())
+                    self.send(process, Listen())
             case Listening():
                 process.listening = True
             case AttachFailed(generation):

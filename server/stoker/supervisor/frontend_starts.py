@@ -1,4 +1,4 @@
-"""The message with which a frontend starts: the rules of the server, and what is served at this moment."""
+"""The message with which a frontend starts: the rules of the server, and the models that it serves now."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stoker.control.frontend_messages import (
 )
 from stoker.keys.keyring import Keys
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.addresses import address_of
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.catalogue import rules_of_pipelines
-from stoker.supervisor.ports import address_of
+from stoker.supervisor.pipeline_checks import rules_of_pipelines
 from stoker.system.logs import log_settings
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.catalogue import Catalogue
-    from stoker.supervisor.tracing import TraceSettings
+    from stoker.supervisor.trace_settings import TraceSettings
 
 
 class FrontendStarts:

@@ -9,14 +9,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import NotSupported
-from stoker.supervisor.tracing import UNLIMITED, rate_of
+from stoker.supervisor.trace_settings import UNLIMITED, rate_of
 from stoker.system.logs import change_log_settings, log_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.tracing import TraceSettings
+    from stoker.supervisor.trace_settings import TraceSettings
 
 
 class LiveSettings:

@@ -19,7 +19,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from stoker import __version__
 from stoker.settings.server import OtlpProtocol
-from stoker.supervisor.tracing import Span
+from stoker.supervisor.spans import Span
 
 _PATH: Final = "/v1/traces"
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -51,11 +51,11 @@ class OtlpExporter:
         return bool(self._exporter.export(readable) is SpanExportResult.SUCCESS)
 
     def close(self) -> None:
-        """Abort what is being sent."""
+        """Abort the transfer."""
         self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
-        # Built without a tracer, which would read the clock and use samplers and locks for what is known already.
+        # Built without a tracer, which would read the clock, and use samplers and locks in vain.
         return ReadableSpan(
             span.name,
             _context(span.trace_id, span.span_id),
@@ -71,9 +71,6 @@ class OtlpExporter:
         )
 
 
-# Only the exporter in use is imported: the one for gRPC brings a runtime of its own, with threads.
-
-
 def _over_http(endpoint: str | None) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -81,6 +78,7 @@ def _over_http(endpoint: str | None) -> Any:
 
 
 def _over_grpc(endpoint: str | None) -> Any:
+    # Imported only where it is used: it brings a runtime of its own, with threads.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     # The scheme decides whether TLS is used.
@@ -93,8 +91,8 @@ def _context(trace_id: str, span_id: str, *, remote: bool = False) -> SpanContex
 
 def _resource() -> Resource:
     """The resource attributes: from the environment; the service name is Stoker if none is set."""
-    said = Resource.create()
-    named = not str(said.attributes.get(_NAME, "")).startswith("unknown_service")
+    found = Resource.create()
+    is_named = not str(found.attributes.get(_NAME, "")).startswith("unknown_service")
     return Resource({"service.version": __version__}).merge(
-        said if named else said.merge(Resource({_NAME: "stoker"}))
+        found if is_named else found.merge(Resource({_NAME: "stoker"}))
     )

@@ -1,24 +1,17 @@
-"""The ports of a server: bound before anything starts, plain or with TLS, for HTTP and gRPC."""
+"""The ports of a server for HTTP and gRPC, bound before any process starts."""
 
 from __future__ import annotations
 
-import ipaddress
-import logging
-import shlex
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
-from stoker.system.certificates import Certificate, TlsFiles, read_certificate
+from stoker.system.certificates import read_certificate
 from stoker.system.extras import how_to_install, is_installed
 
-logger = logging.getLogger(__name__)
+_PACKAGES: Final = ("google.protobuf", "hpack")
 
 
 def bind(
@@ -35,7 +28,7 @@ def bind(
         inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
             waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
             predecessor accepts all connections.
-        option: What chooses another address, for the error.
+        option: The option that chooses another address, for the error.
     """
     sockets: list[socket.socket] = []
     try:
@@ -88,9 +81,6 @@ def _kept(
     return kept
 
 
-_PACKAGES: Final = ("google.protobuf", "hpack")
-
-
 def reserve_grpc_port(
     settings: ServerSettings, beside: socket.socket, inherited: Sequence[socket.socket] = ()
 ) -> socket.socket:
@@ -137,98 +127,3 @@ def reserve_grpc_port(
             "choose another with --grpc-port"
         ) from error
     return sock
-
-
-def address_of(sock: socket.socket, port: int) -> str:
-    """The host of a socket with another port, as `HOST:PORT`."""
-    host = sock.getsockname()[0]
-    return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"
-
-
-@dataclass(frozen=True, slots=True)
-class TlsPort:
-    """A port that speaks TLS."""
-
-    files: TlsFiles
-    certificate: Certificate
-
-    @property
-    def until(self) -> str:
-        """When the certificate expires, in words."""
-        if not self.certificate.expires_s:
-            return "whose end cannot be read"
-        return f"until {datetime.fromtimestamp(self.certificate.expires_s, UTC):%Y-%m-%d %H:%M} UTC"
-
-    def expired(self, now_s: float) -> bool:
-        """Whether that is past."""
-        return 0 < self.certificate.expires_s <= now_s
-
-
-def tls_ports(settings: ServerSettings) -> dict[str, TlsPort]:
-    """The ports that speak TLS, by what is spoken on them: `http`, `grpc`."""
-    files = {"http": settings.tls, "grpc": settings.grpc_tls if settings.grpc_port else None}
-    return {
-        protocol: TlsPort(of_port, read_certificate(of_port))
-        for protocol, of_port in files.items()
-        if of_port is not None
-    }
-
-
-def warn_of_expiry(ports: Mapping[str, TlsPort]) -> None:
-    """Warn of certificates that callers refuse because they have expired."""
-    for protocol, port in ports.items():
-        if port.expired(time.time()):
-            logger.warning(
-                "the certificate %s of %s has expired (%s): callers refuse it; put another one in its place, which "
-                "is read without a restart",
-                port.files.certificate,
-                protocol,
-                port.until,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
-    """Where a server answers, as its operator is told."""
-
-    base: str
-    curl: str = "curl -s"
-
-
-def local_host(settings: ServerSettings) -> str:
-    """The address at which this machine reaches a server."""
-    return "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
-
-
-def http_address(
-    host: str, port: int, tls: TlsPort | None, shown: Callable[[Path], str] = str
-) -> HttpAddress:
-    """Where this machine reaches a server.
-
-    Args:
-        shown: How a path is written.
-    """
-    at = f"[{host}]" if ":" in host else host
-    if tls is None:
-        return HttpAddress(f"http://{at}:{port}")
-    options = ["curl -s"]
-    certificate = tls.certificate
-    if certificate.self_signed:
-        options.append(f"--cacert {shlex.quote(shown(tls.files.certificate))}")
-    named = next((name for name in certificate.names if not _is_address(name) and "*" not in name), None)
-    if host not in certificate.names and named is not None:
-        # Callers compare the name, and the certificate has not that of the address.
-        if named != "localhost":
-            options.append(f"--resolve {shlex.quote(f'{named}:{port}:{at}')}")
-        at = named
-    if tls.files.client_ca is not None:
-        options.append("--cert CLIENT_CERTIFICATE --key CLIENT_KEY")
-    return HttpAddress(f"https://{at}:{port}", " ".join(options))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

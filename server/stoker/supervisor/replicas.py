@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.groups import Group
+from stoker.supervisor.reports import ModelReport
 from stoker.tensors import Signature
 
 
@@ -36,8 +35,8 @@ class Replica:
 class Replicas:
     """The loaded replicas, over all restarts of device processes."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._loaded: dict[Group, list[Replica]] = {group: [] for group in groups}
+    def __init__(self) -> None:
+        self._loaded: dict[Group, list[Replica]] = {}
         self._generation = 0
         self._isolations: dict[int, RowIsolation] = {}
         """By a model's number the finding of a running replica, which later processes of the model must respect."""

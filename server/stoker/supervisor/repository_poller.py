@@ -1,4 +1,4 @@
-"""Looking for versions, labels and keys that come and go on the disk."""
+"""Looks for versions, labels and keys that come and go on the disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RepositoryPoller:
         self._version_troubles: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Look until cancelled; what a look has to load holds up neither further looks at labels nor at versions."""
+        """Look until cancelled; loads hold up neither further looks at labels nor at versions."""
         loop = asyncio.get_running_loop()
         look_s = loop.time() + self._poll_s
         looking: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class RepositoryPoller:
     async def _follow(self, name: str, mark: tuple[int, ...]) -> None:
         try:
             await self._rollout.follow(await in_thread(self._stock.find_model, name))
-            # Only now: whatever has failed is tried again, for a disk may be away for a moment.
+            # Only now: a look that failed is made again, for a disk may be away for a moment.
             self._marks[name] = mark
             self._label_troubles.pop(name, None)
         except Exception as error:
@@ -99,16 +99,16 @@ class RepositoryPoller:
             available = await in_thread(self._stock.find_models)
             seen, troubles = await in_thread(_fingerprints, available)
         except (OperatorError, OSError) as error:
-            # A file system that is away for a moment must not unload everything.
+            # A file system that is away for a moment must not unload all models.
             if str(error) != self._trouble:
                 logger.warning("everything stays loaded as it is: %s", error)
             self._trouble = str(error)
             return
         self._trouble = ""
-        for what, why in troubles.items():
+        for version, reason in troubles.items():
             # Once, and not with each look.
-            if self._version_troubles.get(what) != why:
-                logger.warning("%s stays as it is: %s", what, why)
+            if self._version_troubles.get(version) != reason:
+                logger.warning("%s stays as it is: %s", version, reason)
         self._version_troubles = troubles
         settled = [
             version

@@ -26,7 +26,8 @@ from stoker.errors import NotSupported, RequestError, StokerError
 
 if TYPE_CHECKING:
     from stoker.supervisor.background import Background
-    from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.frontend_process import FrontendChild
+    from stoker.supervisor.frontend_processes import FrontendProcesses
     from stoker.supervisor.live_settings import LiveSettings
     from stoker.supervisor.rollout import Rollout
 

@@ -29,20 +29,21 @@ from stoker.errors import (
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.residency.footprints import HOST, Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
-from stoker.residency.rates import RequestRates
 from stoker.residency.turns import Load, LoadTurns, choose_before
 from stoker.supervisor.background import in_thread
+from stoker.supervisor.backoff import Backoff
 from stoker.supervisor.catalogue import Model, shown_reason
-from stoker.supervisor.children import Backoff
 from stoker.supervisor.device_memory import process_memory
+from stoker.supervisor.model_uses import Key, ModelUses, Use
 from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory
     from stoker.settings.versions import Residence
-    from stoker.supervisor.catalogue import Catalogue, Events, Version
+    from stoker.supervisor.catalogue import Catalogue, Version
     from stoker.supervisor.device_memory import DeviceMemory
+    from stoker.supervisor.events import Events
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.stock import Stock
 
@@ -55,30 +56,6 @@ _ALONE_S: Final = 3.0
 """After that a load is slow, and the next one begins beside it."""
 _MOST_RELEASE_LOOKS: Final = 10
 _LEAST_BYTES: Final = 1 << 20
-
-
-@dataclasses.dataclass(slots=True)
-class _Use:
-    """A version that is loaded on demand.
-
-    Attributes:
-        requests: The count of its requests that was read last.
-        error: Why it could not be loaded; it is not tried again before `retry_s`.
-        begun_s: When its last load began.
-    """
-
-    footprint: Footprint
-    since_s: float = 0.0
-    last_used_s: float = 0.0
-    requests: int = 0
-    verified: int = -1
-    error: str = ""
-    retry_s: float = 0.0
-    begun_s: float = 0.0
-    backoff: Backoff = dataclasses.field(default_factory=Backoff)
-
-
-_Key = tuple[str, int]
 
 
 class Residency:
@@ -107,20 +84,17 @@ class Residency:
         self.device_memory = device_memory
         self._catalogue, self._fleet, self._stock, self._memory = catalogue, fleet, stock, memory
         self._page = memory.page(SUPERVISOR_PAGE)
-        self._events, self._footprints, self._clock_s = events, footprints, clock_s
-        self._rates = RequestRates(clock_s())
-        self._uses: dict[_Key, _Use] = {}
-        self._loads: dict[_Key, tuple[asyncio.Task[None], Load]] = {}
+        self._events, self._clock_s = events, clock_s
+        self._uses = ModelUses(footprints, memory, clock_s)
+        self._loads: dict[Key, tuple[asyncio.Task[None], Load]] = {}
         self._slow: dict[Load, tuple[Deployment, int]] = {}
         """Loads beside which others have begun, with the bytes that they are expected to take."""
-        self._evictions: dict[_Key, asyncio.Task[None]] = {}
-        self._kept: Counter[_Key] = Counter()
+        self._evictions: dict[Key, asyncio.Task[None]] = {}
+        self._kept: Counter[Key] = Counter()
         """Versions that stay although they could leave."""
         self._turns: dict[str, LoadTurns] = {}
         """By place: models are loaded one after the other, unless a load is slow."""
         catalogue.reserve_unloaded_slot()
-
-    # --- asked for ---
 
     async def wake(self, name: str, number: int, timeout_s: float = math.inf, caller: str = "") -> None:
         """Load a version unless it is loaded; returns when every frontend can score with it.
@@ -176,7 +150,7 @@ class Residency:
             LoadFailed: They may not leave now.
         """
         await self.device_memory.measure(deployed.devices)
-        footprint = self._footprints.find(deployed, self._place(deployed))
+        footprint = self._uses.footprints.find(deployed, self._place(deployed))
         try:
             async with self._turn_with_room(deployed, footprint, Load(deployed.name, {""})):
                 return
@@ -190,10 +164,9 @@ class Residency:
         await self._fleet.remove(deployed)
         version = self._version(key)
         if version is None or version.served is None:
-            self._uses.pop(key, None)
-            self._rates.forget(_shown(key))
+            self._uses.forget(key)
 
-    def _check_queue(self, key: _Key, timeout_s: float, caller: str) -> None:
+    def _check_queue(self, key: Key, timeout_s: float, caller: str) -> None:
         """Refuse a load that would begin too late: loads that nobody waits for any more would delay all others."""
         pending = (
             (load.caller or min(load.callers), min(_ALONE_S, self._expected_s(other)))
@@ -208,25 +181,25 @@ class Residency:
                 retry_after_s=math.ceil(before_s),
             )
 
-    def _expected_s(self, key: _Key) -> float:
+    def _expected_s(self, key: Key) -> float:
         version = self._version(key)
         deployed = None if version is None else version.served
         return 0.0 if deployed is None else self._use(key, deployed).footprint.load_s
 
-    def _end_load(self, key: _Key, ended: asyncio.Task[None]) -> None:
+    def _end_load(self, key: Key, ended: asyncio.Task[None]) -> None:
         del self._loads[key]
         if not ended.cancelled():
             # Frontends that asked may have gone.
             ended.exception()
 
-    async def _settled(self, key: _Key) -> None:
+    async def _settled(self, key: Key) -> None:
         """Wait until a version is neither being loaded nor unloaded."""
         while tasks := [
             task for task in (self._loads.get(key, (None,))[0], self._evictions.get(key)) if task
         ]:
             await asyncio.wait(tasks)
 
-    async def _wake(self, key: _Key, load: Load) -> None:
+    async def _wake(self, key: Key, load: Load) -> None:
         if (leaving := self._evictions.get(key)) is not None:
             await asyncio.wait({leaving})
         version = self._version(key)
@@ -245,14 +218,12 @@ class Residency:
             self._note_failure(model, key, use, error)
             raise
         use.error, use.backoff = "", Backoff()
-        # The request that asked is counted when it is answered: until then nobody must take the model for unused.
-        use.requests += 1
-        self._rates.observe(_shown(key), 1, use.last_used_s)
+        self._uses.count_waiting(key, use)
         if version.served is deployed:
             version.served = loaded
             self._reside(model, version, "loaded", loaded.slot)
 
-    def _note_failure(self, model: Model, key: _Key, use: _Use, error: Exception) -> None:
+    def _note_failure(self, model: Model, key: Key, use: Use, error: Exception) -> None:
         """Record that a version could not be loaded; raises NotReady unless there was only no room for it."""
         version = self._version(key)
         if version is not None and version.served is not None:
@@ -269,17 +240,17 @@ class Residency:
         self._events.note(*key, "load_failed", use.error)
         raise self._not_loaded(key, use) from error
 
-    def _not_loaded(self, key: _Key, use: _Use) -> NotReady:
+    def _not_loaded(self, key: Key, use: Use) -> NotReady:
         wait_s = max(1, math.ceil(use.retry_s - self._clock_s()))
         return NotReady(f"{key[0]} could not be loaded: {use.error}", retry_after_s=wait_s)
 
-    async def _load(self, key: _Key, deployed: Deployment, load: Load) -> Deployment:
+    async def _load(self, key: Key, deployed: Deployment, load: Load) -> Deployment:
         """Load a version when it is its turn; returns it with its slot of the metrics."""
         use, places = self._use(key, deployed), self._places(deployed)
         use.begun_s = self._clock_s()
         await self.device_memory.measure(deployed.devices)
         if places != self._places(deployed):
-            use.footprint = self._footprints.find(deployed, self._place(deployed))
+            use.footprint = self._uses.footprints.find(deployed, self._place(deployed))
         self._check_size(deployed, use.footprint)
         if use.verified != deployed.number:
             # Beside the loads of others: it reads all files.
@@ -289,14 +260,14 @@ class Residency:
             return await self._load_now(key, deployed, use, load, turns)
 
     async def _load_now(
-        self, key: _Key, deployed: Deployment, use: _Use, load: Load, turns: LoadTurns
+        self, key: Key, deployed: Deployment, use: Use, load: Load, turns: LoadTurns
     ) -> Deployment:
         slot = await self._take_slot(key)
         loaded = dataclasses.replace(deployed, slot=slot)
         version = self._version(key)
         if version is not None and version.served is deployed:
             self._reside(self._catalogue.models[key[0]], version, "loading", slot)
-        use.requests = self._count_requests(slot)
+        self._uses.begin_slot(use, slot)
         await self.device_memory.measure()
         before = {place: self.device_memory.used(place) for place in {*self._places(deployed), HOST}}
         joins, begun_s = self._fleet.devices.has_room_for(deployed), self._clock_s()
@@ -321,7 +292,7 @@ class Residency:
         use.footprint = Footprint(size_bytes, load_s, known.measured or load.is_alone or place == HOST)
         use.since_s = use.last_used_s = now_s
         if use.footprint.measured:
-            self._footprints.keep(deployed, place, use.footprint)
+            self._uses.footprints.keep(deployed, place, use.footprint)
         self._page.note_load(now_s - begun_s)
         if version is not None:
             version.load_s = use.footprint.load_s
@@ -344,7 +315,7 @@ class Residency:
         packed, place = self._fleet.devices.find_packed(loaded), self._place(loaded)
         if place != HOST:
             if not load.is_alone:
-                # What has grown is also that of other loads.
+                # Other loads have grown too.
                 return known.size_bytes
             grown_bytes = max(
                 self.device_memory.used(one) - before.get(one, 0) for one in self._places(loaded)
@@ -368,8 +339,6 @@ class Residency:
             and HOST in self.device_memory.places_in(process)
             and any(model.number == deployed.number for model in process.group.models)
         )
-
-    # --- turns ---
 
     @asynccontextmanager
     async def _turn(self, deployed: Deployment, load: Load) -> AsyncIterator[LoadTurns]:
@@ -406,9 +375,7 @@ class Residency:
             await asyncio.sleep(_LOOK_S)
 
     @contextmanager
-    def _stepping_aside(
-        self, load: Load, deployed: Deployment, use: _Use, turns: LoadTurns
-    ) -> Iterator[None]:
+    def _stepping_aside(self, load: Load, deployed: Deployment, use: Use, turns: LoadTurns) -> Iterator[None]:
         """Let the next load begin if this one turns out to be slow, or at once if it failed or hung before."""
 
         def step_aside() -> None:
@@ -421,8 +388,6 @@ class Residency:
             yield
         finally:
             later.cancel()
-
-    # --- room ---
 
     def warn_of_too_large(self, models: Iterable[Deployment]) -> None:
         """Log which of these models have a file that is larger than the budget; may block."""
@@ -484,11 +449,11 @@ class Residency:
             if place in self._places(deployed):
                 own_bytes = self._own_bytes(deployed) if place == HOST else 0
                 used_bytes += max(0, slow_bytes - own_bytes)
-        # What unloaded models have left in a process, the next load takes; only half, because it is in pieces.
+        # The next load takes memory that unloaded models have left in a process; only half, because it is in pieces.
         held_bytes = used_bytes - self._left_bytes() // 2 if place == HOST else used_bytes
         return max(held_bytes + needed_bytes, used_bytes + size_bytes) - self.device_memory.budget(place)
 
-    async def _take_slot(self, key: _Key) -> int:
+    async def _take_slot(self, key: Key) -> int:
         """Return the slot of the metrics for a version; the counters that it had before go on."""
         known = self._catalogue.has_slot(*key)
         while True:
@@ -539,7 +504,7 @@ class Residency:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _begin_eviction(self, key: _Key) -> None:
+    def _begin_eviction(self, key: Key) -> None:
         version = self._version(key)
         assert version is not None, "it is in memory"
         # Now, so that nobody else chooses it.
@@ -547,7 +512,7 @@ class Residency:
         task = self._evictions[key] = asyncio.get_running_loop().create_task(self._unload(key, version))
         task.add_done_callback(lambda _: self._evictions.pop(key, None))
 
-    async def _unload(self, key: _Key, version: Version) -> None:
+    async def _unload(self, key: Key, version: Version) -> None:
         deployed = version.served
         assert deployed is not None, "it is in memory"
         await self._fleet.sleep(deployed)
@@ -561,9 +526,8 @@ class Residency:
         version.reside(residence, slot)
         self._fleet.publish(model.route())
 
-    def _in_memory(self, places: Collection[str]) -> Iterator[tuple[_Key, ModelUse]]:
+    def _in_memory(self, places: Collection[str]) -> Iterator[tuple[Key, ModelUse]]:
         """The loaded versions that are loaded on demand, in any of these places."""
-        now_s = self._clock_s()
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
                 deployed, key = version.served, (model.name, number)
@@ -575,24 +539,12 @@ class Residency:
                 ):
                     continue
                 use = self._use(key, deployed)
-                self._learn_requests(key, use, version.status.slot)
-                yield (
-                    key,
-                    ModelUse(
-                        _shown(key),
-                        use.footprint.size_bytes,
-                        use.footprint.load_s,
-                        use.last_used_s,
-                        self._rates.rate(_shown(key), now_s),
-                        use.since_s + deployed.min_residence_s,
-                        leased=key in self._kept or self._keeps_state(deployed),
-                    ),
-                )
+                self._uses.learn(key, use, version.status.slot)
+                leased = key in self._kept or self._keeps_state(deployed)
+                yield key, self._uses.describe(key, use, deployed.min_residence_s, leased=leased)
 
     def _keeps_state(self, deployed: Deployment) -> bool:
         return any(replica.signature.keeps_state for replica in self._fleet.devices.replicas.of(deployed))
-
-    # --- measured ---
 
     async def check(self) -> bool:
         """Learn the rates of requests, and unload models if too much memory is used; to be called every second."""
@@ -603,7 +555,7 @@ class Residency:
                 if deployed is None or not deployed.on_demand or version.status.residence != "loaded":
                     continue
                 places.update(self._places(deployed))
-                self._learn_requests(key, self._use(key, deployed), version.status.slot)
+                self._uses.learn(key, self._use(key, deployed), version.status.slot)
         await self.device_memory.measure()
         used_bytes = self._note_used()
         for place in places:
@@ -614,22 +566,13 @@ class Residency:
                 await self._evict(excess_bytes, (place,), "budget", "more memory is used than memory_mb")
         return True
 
-    def _learn_requests(self, key: _Key, use: _Use, slot: int) -> None:
-        requests, now_s = self._count_requests(slot), self._clock_s()
-        if requests > use.requests:
-            self._rates.observe(_shown(key), requests - use.requests, now_s)
-            use.last_used_s, use.requests = now_s, requests
-
     async def save_footprints(self) -> bool:
         """Write what was measured into the workspace; for every few seconds."""
-        await in_thread(self._footprints.save)
+        await in_thread(self._uses.footprints.save)
         return True
 
-    def _use(self, key: _Key, deployed: Deployment) -> _Use:
-        use = self._uses.get(key)
-        if use is None:
-            use = self._uses[key] = _Use(self._footprints.find(deployed, self._place(deployed)))
-        return use
+    def _use(self, key: Key, deployed: Deployment) -> Use:
+        return self._uses.provide(key, deployed, self._place(deployed))
 
     def _expected_bytes(self, deployed: Deployment, footprint: Footprint, place: str) -> int:
         """The memory that a model will take, with the process that is started for it if none has room."""
@@ -640,9 +583,6 @@ class Residency:
             return footprint.size_bytes + process_bytes(place)
         return footprint.size_bytes
 
-    def _count_requests(self, slot: int) -> int:
-        return sum(self._memory.model_totals(slot).requests().values())
-
     def _left_bytes(self) -> int:
         """Host memory that unloaded models have left in processes of several models."""
         left_bytes = 0
@@ -650,7 +590,7 @@ class Residency:
             packs = process.group.packs and HOST in self.device_memory.places_in(process)
             if packs and process.base_bytes is not None:
                 models = [replica.model for replica in self._fleet.devices.replicas.in_group(process.group)]
-                uses = [self._uses.get((model.name, model.version)) for model in models]
+                uses = [self._uses.find((model.name, model.version)) for model in models]
                 taken = sum(use.footprint.size_bytes for use in uses if use is not None)
                 left_bytes += max(0, process_memory(process) - process.base_bytes - taken)
         return left_bytes
@@ -670,13 +610,9 @@ class Residency:
         """The place that a model is known by, if it has replicas in several: a GPU rather than the host."""
         return min(self._places(deployed))
 
-    def _version(self, key: _Key) -> Version | None:
+    def _version(self, key: Key) -> Version | None:
         model = self._catalogue.models.get(key[0])
         return None if model is None else model.versions.get(key[1])
-
-
-def _shown(key: _Key) -> str:
-    return f"{key[0]}:{key[1]}"
 
 
 def _load_bytes(deployed: Deployment, size_bytes: int, place: str) -> int:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -28,19 +27,17 @@ from stoker.errors import (
     UnknownService,
     cut,
 )
-from stoker.metrics.layout import STAGE_BOUNDS_S
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.totals import ModelTotals
 from stoker.models.labels import change_labels
 from stoker.settings.choices import Adjustments
 from stoker.settings.names import is_service_name
 from stoker.settings.versions import DEFAULT_LABEL, VersionPolicy, check_named
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.catalogue import Catalogue, Events, Model
+from stoker.supervisor.catalogue import Catalogue, Model
+from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.version_manager import VersionManager
-from stoker.takeover.rollback import Counters, Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,66 +48,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.residency import Residency
 
 logger = logging.getLogger(__name__)
-
-
-_FAILED: Final = (500, 503, 504)
-
-_Key = tuple[str, str, int, int]
-"""Model, label, and the slots of the version that others are held against and of the one with the label."""
-
-
-class Trials:
-    """The trials of a server: one for each label but the first that has a weight."""
-
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        rollout: Rollout,
-        memory: MetricMemory,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._catalogue = catalogue
-        self._rollout = rollout
-        self._memory = memory
-        self._clock_s = clock_s
-        self._trials: dict[_Key, Trial] = {}
-
-    async def check(self) -> bool:
-        """Check all versions that have a weight; returns True, for the next call."""
-        under_way = {key: model for model in self._catalogue.models.values() for key in _keys(model)}
-        self._trials = {key: trial for key, trial in self._trials.items() if key in under_way}
-        if not under_way:
-            return True
-        totals, now_s = self._memory.totals(), self._clock_s()
-        for key, model in under_way.items():
-            _, label, old_slot, new_slot = key
-            number = model.meant_by(label)
-            served = None if number is None else model.versions[number].served
-            if number is None or served is None or served.rollback is None:
-                continue
-            trial = self._trials.setdefault(key, Trial(served.rollback, STAGE_BOUNDS_S))
-            old, new = (_counters(totals.model(slot)) for slot in (old_slot, new_slot))
-            if (reason := trial.check(now_s, old, new)) is not None:
-                self._rollout.roll_back(model, label, number, reason)
-        return True
-
-
-def _keys(model: Model) -> Iterator[_Key]:
-    """The trials of a model: its labels with a weight, against the first one."""
-    meant = {label: model.meant_by(label) for label, weight in model.canary.weights.items() if weight}
-    slots = {number: model.versions[number].status.slot for number in model.available}
-    first, *others = meant.values() or (None,)
-    if first not in slots or not others:
-        return
-    for label, number in meant.items():
-        if number in slots and number != first:
-            yield model.name, label, slots[first], slots[number]
-
-
-def _counters(totals: ModelTotals) -> Counters:
-    requests = totals.requests()
-    failed = sum(requests[status] for status in _FAILED)
-    return Counters(requests[200], failed, tuple(totals.stage_seconds()["total"].counts))
 
 
 _NONE: Final = Adjustments()
@@ -152,10 +89,10 @@ class Rollout:
         available: Mapping[str, AvailableModel],
         failed: Mapping[int, OperatorError] = MappingProxyType({}),
     ) -> None:
-        """Record that everything of the start is loaded.
+        """Record that the models of the start are loaded.
 
         Args:
-            failed: By number why some versions could not be loaded; what is left of them is removed.
+            failed: By number why some versions could not be loaded; their remains are removed.
         """
         self.bases = {name: entry.base for name, entry in available.items()}
         self._stored = {name: model.canary for name, model in self._catalogue.models.items()}
@@ -213,7 +150,7 @@ class Rollout:
             entry = (await self._find_model(name)).adjusted(adjustments)
             if entry.error is not None:
                 raise LoadFailed(f"failed to load '{name}', {entry.error}")
-            there = entry.there
+            there = entry.all_versions
             try:
                 check_named(name, policy or entry.policy, there)
                 check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
@@ -348,7 +285,7 @@ class Rollout:
             model = self._catalogue.models.get(entry.name)
             if model is not None and model.wanted:
                 # Files that have changed are not loaded again here: nobody has said that they are complete.
-                unserved = entry.there.difference(model.available)
+                unserved = entry.all_versions.difference(model.available)
                 adjusted = entry.adjusted(self._adjustments.get(entry.name, _NONE))
                 await self._serve(adjusted, model.chosen, await in_thread(entry.labels), unserved)
 
@@ -432,14 +369,14 @@ class Rollout:
         model = self._catalogue.models.get(entry.name) or Model(entry.name)
         before = set(model.chosen)
         model.chosen = set(chosen)
-        self._tell_of_waiting(model, model.wish(labels, entry.there))
+        self._warn_of_waiting_labels(model, model.wish(labels, entry.all_versions))
         stored = await in_thread(entry.canary)
         if self._stored.get(entry.name, model.canary) != stored:
             self._shift(model, stored)
         self._stored[entry.name] = stored
         failed: dict[int, Exception] = {}
         # A label may keep its old meaning although the files of that version are gone.
-        for version in sorted(model.wanted.intersection(entry.there)):
+        for version in sorted(model.wanted.intersection(entry.all_versions)):
             try:
                 may_load = settled is None or version in settled
                 if may_load and await self._is_missing(model, entry, version, failed_too=failed_too):
@@ -460,11 +397,11 @@ class Rollout:
         logger.info("%s: the requests that name no version go by weights: %s", model.name, canary)
         self.events.note(model.name, None, "weights", str(canary))
 
-    def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
+    def _warn_of_waiting_labels(self, model: Model, waiting: Mapping[str, int]) -> None:
         """Log once for each label that waits for its version what it means until then."""
-        told, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
+        logged, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
         for label, number in waiting.items():
-            if told.get(label) != number:
+            if logged.get(label) != number:
                 kept = model.wished.get(label)
                 logger.warning(
                     "the label %r of %s %s: there is no version %d to load",

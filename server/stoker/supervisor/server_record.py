@@ -29,7 +29,7 @@ class ServerRecord:
 
     Attributes:
         pid: The process that a signal stops.
-        process: What no other process has: machine, boot, and the time at which the process started.
+        process: Its identity: machine, boot, and the time at which the process started.
         uri: Where this machine reaches the server, without a path.
         ca_file: The server's certificate, if it is its own authority.
         started_s: Seconds since 1970.
@@ -96,7 +96,7 @@ def running_servers(workspace: Workspace) -> list[ServerRecord]:
 
 
 def _identity(pid: int) -> str | None:
-    """Return what identifies a running process of this machine; None if there is none."""
+    """Return the identity of a running process of this machine; None if there is none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -14,28 +14,24 @@ from stoker import __version__
 from stoker.errors import InvalidSettings
 from stoker.models.available_models import tries_earlier
 from stoker.models.ensembles import ensembles_of
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.addresses import http_address, local_host
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.catalogue import StartUp, check_models
-from stoker.supervisor.handover import Guardian, Predecessor, Succession
-from stoker.supervisor.ports import (
-    TlsPort,
-    bind,
-    http_address,
-    listens,
-    local_host,
-    reserve_grpc_port,
-    tls_ports,
-    warn_of_expiry,
-)
+from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.pipeline_checks import check_models
+from stoker.supervisor.ports import bind, listens, reserve_grpc_port
+from stoker.supervisor.predecessor import Predecessor
+from stoker.supervisor.reports import StartUp
 from stoker.supervisor.server_record import ServerRecord, recorded
 from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import FirstModels, Stock
+from stoker.supervisor.succession import Succession
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
+from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.durable import private_folder
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging
@@ -60,7 +56,7 @@ def serve(
     if clash := onnx_clash():
         logger.warning("%s", clash)
     if predecessor is not None and settings.exit_on_error is None:
-        # What the old server serves must not be lost because of a file that has become unreadable since.
+        # Models of the old server must not be lost because a file has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
     secured = _check_ports(settings)
     if settings.later_mb:
@@ -69,10 +65,10 @@ def serve(
     with ExitStack() as resources:
         settings, mirrors = fetch_models(settings, workspace, print_lines, resources)
         settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
-        meant = {} if predecessor is None else predecessor.labels.by_model
-        stock = resources.enter_context(Stock(settings, workspace, print_lines, meant, mirrors))
+        earlier_labels = {} if predecessor is None else predecessor.labels.by_model
+        stock = resources.enter_context(Stock(settings, workspace, print_lines, earlier_labels, mirrors))
         available = stock.find_models()
-        check_models(settings.pipelines, available)
+        check_models(settings.pipelines, list(available))
         earlier = tries_earlier(settings, available)
         ends = settings.ends_on_error(len(available)) and not earlier
         models = stock.prepare_first(available, None if ends else broken)
@@ -87,7 +83,7 @@ def serve(
         names = ", ".join(dict.fromkeys(model.name for model in models))
         print_lines(f"Stoker {__version__} loads: {names or 'nothing can be loaded'}")
 
-        # Only for who sits at this terminal: a log keeps what it is told.
+        # Only for the user of this terminal: a log would keep the token.
         sign_in = SignInLink() if settings.console and settings.auth and sys.stdout.isatty() else None
 
         def on_ready(start_up: StartUp) -> None:

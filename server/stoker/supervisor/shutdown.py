@@ -1,4 +1,4 @@
-"""How a server leaves: on a signal, or because another server takes over."""
+"""The end of a server: on a signal, or because another server takes over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.supervisor.background import Background
     from stoker.supervisor.catalogue import Catalogue
     from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.handover import Succession
+    from stoker.supervisor.succession import Succession
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
-from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
+from stoker.models.available_models import (
+    AvailableModel,
+    EarlierLabels,
+    find_available_models,
+    find_registered_model,
+)
 from stoker.models.deployments import deploy, deploy_all, environment_of, is_on_demand
+from stoker.models.mirrors import Mirror
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
-from stoker.models.remote_files import Mirror
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace, foreign_writers
@@ -58,19 +63,19 @@ class Stock:
         settings: ServerSettings,
         workspace: Workspace,
         say: Callable[[str], None],
-        meant: Meant = MappingProxyType({}),
+        earlier_labels: EarlierLabels = MappingProxyType({}),
         mirrors: Sequence[Mirror] = (),
     ) -> None:
         """Prepare models of settings and a workspace.
 
         Args:
-            meant: What labels meant in the server that this one replaces, by model.
+            earlier_labels: The labels of the server that this one replaces, by model.
             mirrors: The files of other machines that the settings name.
         """
         self._settings = settings
         self._workspace = workspace
         self._say = say
-        self._meant = meant
+        self._earlier_labels = earlier_labels
         self._mirrors = mirrors
         self._mirror_troubles: dict[str, str] = {}
         self._leases: dict[int, ExitStack] = {}
@@ -113,7 +118,7 @@ class Stock:
         return models
 
     def _warn_of_writers(self, models: Sequence[Deployment]) -> None:
-        """Warn of what others may write, and this server runs or trusts."""
+        """Warn of files that others may write, and that this server runs or trusts."""
         workspace = self._workspace
         places = {
             workspace.root: "the workspace",
@@ -123,15 +128,15 @@ class Stock:
             if model.path != ENTRY_SCRIPT:
                 places[model.path] = f"the model {model.name}"
             places.setdefault(model.model_dir, f"the folder of the model {model.name}")
-        for place, what in places.items():
+        for place, noun in places.items():
             if writers := foreign_writers(place):
                 logger.warning(
                     "%s may write %s, %s, and so have code run by this server: chmod go-w %s",
-                    writers, what, place, place,
+                    writers, noun, place, place,
                 )  # fmt: skip
 
     def update_mirrors(self) -> None:
-        """Fetch what has changed in the stores of models that are at addresses.
+        """Fetch changed files from the stores of models that are at addresses.
 
         If a store cannot be read, the files of the last time stay, and one warning says why.
         """
@@ -150,11 +155,14 @@ class Stock:
 
         Threads that ask at once share a look that began after they asked: it takes a while for hundreds of models.
         """
-        asked = next(self._looks)
+        request = next(self._looks)
         with self._looking:
-            if self._found[0] < asked:
+            if self._found[0] < request:
                 began = next(self._looks)
-                self._found = began, find_available_models(self._settings, self._workspace, self._meant)
+                self._found = (
+                    began,
+                    find_available_models(self._settings, self._workspace, self._earlier_labels),
+                )
             return self._found[1]
 
     def find_model(self, name: str) -> AvailableModel:
@@ -166,12 +174,12 @@ class Stock:
             RepositoryError: There is none.
         """
         known = self._found[1].get(name)
-        if known is not None and known.again is not None:
+        if known is not None and known.find_again is not None:
             # If it is gone, the look at all says what there is instead.
             with suppress(OperatorError):
-                found = known.again()
-                if found.there:
-                    return dataclasses.replace(found, meant=known.meant)
+                found = known.find_again()
+                if found.all_versions:
+                    return dataclasses.replace(found, earlier_labels=known.earlier_labels)
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
     def is_on_demand(self, entry: AvailableModel) -> bool:

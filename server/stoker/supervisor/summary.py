@@ -25,9 +25,10 @@ from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
-from stoker.supervisor.ports import TlsPort, http_address, local_host
+from stoker.supervisor.addresses import http_address, local_host
+from stoker.supervisor.reports import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.sign_in import LASTS_S
+from stoker.supervisor.tls_ports import TlsPort
 from stoker.system.extras import console_missing, is_console_built
 from stoker.system.resources import usable_cores
 from stoker.system.wording import format_count
@@ -48,7 +49,7 @@ def summary(
     secured: Mapping[str, TlsPort] = MappingProxyType({}),
     token: str = "",
 ) -> list[str]:
-    """The lines that are printed when the server is ready; `token` is that of the sign-in link, if there is one."""
+    """Return the lines that are printed when the server is ready; `token` is that of the sign-in link, or empty."""
     lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
         lines += _model_lines(model)
@@ -95,17 +96,19 @@ def summary(
     return lines
 
 
-def frontend_line(asked: int, cores: int) -> str:
-    """How many frontends there are, and by which rule; `asked` is 0 if the operator did not choose."""
+def frontend_line(chosen_count: int, cores: int) -> str:
+    """Return the line about the number of frontends; `chosen_count` is 0 if the operator did not choose it."""
     sensible = default_frontends(cores)
-    count = asked or sensible
+    count = chosen_count or sensible
     if count > cores:
         # The turns of their event loops are short then, and the cost of each is shared by few requests.
         chosen = (
             f"more than the {format_count(cores, 'core')}: each request takes more CPU than with {sensible}"
         )
     else:
-        chosen = "as asked for" if asked else f"by the {format_count(cores, 'core')}; --frontends chooses"
+        chosen = (
+            "as asked for" if chosen_count else f"by the {format_count(cores, 'core')}; --frontends chooses"
+        )
     return f"  http     {format_count(count, 'process', 'processes')} ({chosen})"
 
 
@@ -113,7 +116,7 @@ def _model_lines(model: ModelReport) -> list[str]:
     deployment = model.deployed
     return [
         f"  model    {deployment.name} version {deployment.version} ({deployment.framework}): {model.signature}",
-        f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, {batches_of(model)}",
+        f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, {describe_batches(model)}",
         *batching_lines(model),
         *replica_lines(model),
         *_environment_lines(model.deployed),
@@ -123,7 +126,7 @@ def _model_lines(model: ModelReport) -> list[str]:
 
 
 def _code_lines(models: Sequence[Deployment]) -> Iterator[str]:
-    """Say which files that do not look like code run some, in one line."""
+    """Yield a line that names the files which run code at the load although they do not look like code."""
     found = [
         f"{model.name} ({model.code_of_load})"
         for model in models
@@ -151,8 +154,8 @@ def _pipelines(settings: ServerSettings, start_up: StartUp) -> Iterator[str]:
             yield f"{pipeline.name} ({steps}): {start_up.pipelines[pipeline.name]}"
 
 
-def batches_of(model: ModelReport) -> str:
-    """How large batches are, in words."""
+def describe_batches(model: ModelReport) -> str:
+    """Describe how large batches are."""
     deployment, signature = model.deployed, model.signature
     if signature.tensors is not None and not signature.tensors.batched:
         return "one request after the other"
@@ -175,7 +178,7 @@ def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
 
 
 def batching_lines(model: ModelReport) -> list[str]:
-    """How requests are batched, and why that is allowed or not."""
+    """Return the lines about how requests are batched, and why that is allowed or not."""
     script = model.signature.script
     if script is not None:
         return [f"           batching: {script.batching}, {script.batching_reason}"]
@@ -253,7 +256,7 @@ def replica_lines(model: ModelReport) -> list[str]:
 def service_lines(
     settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str, curl: str = "curl -s"
 ) -> list[str]:
-    """Where and with which key a model is scored, and a command that does so."""
+    """Return the lines with the address and the key of a model, and a command that scores it."""
     name = model.deployed.name
     headers = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
     sample, script = sample_file(workspace, model), model.signature.script

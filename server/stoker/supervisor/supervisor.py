@@ -28,22 +28,27 @@ from stoker.models.available_models import tries_earlier
 from stoker.residency.footprints import Footprints
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.background import Supervision, in_thread
-from stoker.supervisor.catalogue import Catalogue, Events, StartUp, join_pipelines
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
+from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
-from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
+from stoker.supervisor.pipeline_checks import join_pipelines
 from stoker.supervisor.recycler import Recycler
+from stoker.supervisor.reports import StartUp
 from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.requests import Requests
 from stoker.supervisor.residency import Residency
-from stoker.supervisor.rollout import Rollout, Trials
+from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.shutdown import Shutdown
+from stoker.supervisor.succession import Succession
+from stoker.supervisor.successor import Successor
 from stoker.supervisor.trace_sender import trace_sender
+from stoker.supervisor.trials import Trials
 from stoker.supervisor.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from stoker.supervisor.frontend_processes import FrontendChild
+    from stoker.supervisor.frontend_process import FrontendChild
     from stoker.supervisor.sign_in import SignInLink
     from stoker.supervisor.stock import FirstModels, Stock
 

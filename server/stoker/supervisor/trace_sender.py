@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from stoker.errors import InvalidSettings
 from stoker.metrics.journal import TraceReader
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
-from stoker.supervisor.tracing import SpanMaker, TraceSettings
+from stoker.supervisor.spans import SpanMaker
+from stoker.supervisor.trace_settings import TraceSettings
 from stoker.system.extras import how_to_install, is_installed
 
 if TYPE_CHECKING:
-    from stoker.supervisor.tracing import Span
+    from stoker.supervisor.spans import Span
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Exporter(Protocol):
         """Send spans; returns whether they were accepted."""
 
     def close(self) -> None:
-        """Abort what is being sent."""
+        """Abort the transfer."""
 
 
 def trace_sender(
@@ -51,7 +52,7 @@ def trace_sender(
     named = next((name for name in _ENDPOINTS if environ.get(name)), None)
     if settings.otlp_endpoint is None and (named is None or _declined(environ)):
         return None
-    protocol = _spoken(otlp_protocol_of(environ))
+    protocol = _choose_protocol(otlp_protocol_of(environ))
     if not is_installed(_PACKAGES[protocol]):
         needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
         if settings.otlp_endpoint is not None:
@@ -79,12 +80,12 @@ def _declined(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _spoken(said: str) -> OtlpProtocol:
+def _choose_protocol(named: str) -> OtlpProtocol:
     """The protocol of the variables, if it is supported.
 
     Otherwise the default, because the setting asks for traces.
     """
-    return "grpc" if said == "grpc" else "http/protobuf"
+    return "grpc" if named == "grpc" else "http/protobuf"
 
 
 class TraceSender:
@@ -94,7 +95,7 @@ class TraceSender:
 
     Args:
         count: Told of requests whose spans were sent, and of those whose spans were not.
-        settings: Which requests are to be traced; by default all that frontends say.
+        settings: The choice of requests; by default all that frontends report.
     """
 
     def __init__(
@@ -109,28 +110,28 @@ class TraceSender:
         self._reader, self._exporter, self._count = reader, exporter, count
         self._maker = maker or SpanMaker()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="traces", daemon=True)
-        self._untold, self._quiet_periods = 0, _QUIET_PERIODS
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._unlogged, self._quiet_periods = 0, _QUIET_PERIODS
 
     def start(self) -> None:
         """Send from now on."""
         self._thread.start()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is there, and end; what is not taken within `timeout_s` is lost."""
+        """Send the remaining requests, and end; those that are not accepted within `timeout_s` are lost."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning("the last traces are dropped: their receiver does not accept them in time")
             self._exporter.close()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._closing.wait(_PERIOD_S):
             self.send()
         self.send(last=True)
 
     def send(self, *, last: bool = False) -> None:
-        """Send what has come since the last time, and with the last of it all batches."""
+        """Send the requests since the last time; with the last ones also all batches."""
         requests, dropped = self._reader.read()
         spans, sent = self._maker.make(self.settings.admit(requests), last=last), 0
         for start in range(0, len(spans), _SENT_SPANS):
@@ -142,14 +143,14 @@ class TraceSender:
             else:
                 dropped += count
         self._count(sent, dropped)
-        self._tell(dropped)
+        self._log_dropped(dropped)
 
-    def _tell(self, dropped: int) -> None:
-        """Say now and then how many requests were left out."""
-        self._untold += dropped
+    def _log_dropped(self, dropped: int) -> None:
+        """Log now and then how many requests were left out."""
+        self._unlogged += dropped
         self._quiet_periods += 1
-        if self._untold and self._quiet_periods > _QUIET_PERIODS:
+        if self._unlogged and self._quiet_periods > _QUIET_PERIODS:
             logger.warning(
-                "traces of %d requests were dropped: their receiver did not accept them", self._untold
+                "traces of %d requests were dropped: their receiver did not accept them", self._unlogged
             )
-            self._untold = self._quiet_periods = 0
+            self._unlogged = self._quiet_periods = 0

@@ -9,7 +9,7 @@ from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.tracing import Recorder
+from stoker.supervisor.recorder import Recorder
 
 if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.live_settings import LiveSettings
     from stoker.supervisor.recycler import Recycler
-    from stoker.supervisor.rollout import Trials
     from stoker.supervisor.stock import Stock
     from stoker.supervisor.trace_sender import TraceSender
+    from stoker.supervisor.trials import Trials
 
 _GPU_POLL_S: Final = 2.0
 _STEP_S: Final = 1.0
@@ -71,7 +71,7 @@ class Upkeep:
         repeat("looking for worn device processes", _WORN_S, self._recycler.check)
         if settings.console:
             recorder = Recorder(metrics_fd, lambda: self._fleet.pids)
-            repeat("recording what the console shows", _STEP_S, recorder.record)
+            repeat("recording the history of the console", _STEP_S, recorder.record)
         if self._traces is not None:
             self._traces.start()
             repeat("looking how many traces are left", _LOOK_S, self._check_traces)

@@ -1,6 +1,6 @@
-"""Loading and unloading single versions: what is told to processes, and noted in the catalogue, and in which order.
+"""Loads and unloads single versions: tells processes and notes states in the catalogue, in the right order.
 
-Which versions are loaded is decided in `rollout`.
+`rollout` decides which versions are loaded.
 """
 
 from __future__ import annotations
@@ -16,56 +16,18 @@ from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.settings.versions import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.supervisor.parity import prove
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricMemory, MetricPage
+    from stoker.metrics.memory import MetricMemory
     from stoker.models.available_models import AvailableModel
-    from stoker.supervisor.catalogue import Events
+    from stoker.supervisor.events import Events
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.residency import Residency
     from stoker.supervisor.stock import Stock
 
 logger = logging.getLogger(__name__)
-
-
-async def prove(old: Deployment, new: Deployment, fleet: Fleet, events: Events, page: MetricPage) -> None:
-    """Compare a loaded version with the one that it replaces, if its settings ask for that.
-
-    Raises:
-        ParityFailed: `parity` is `require`, and the answers were not shown to be the same.
-    """
-    mode, name, number = new.parity.mode, new.name, new.version
-    if mode == "off":
-        return
-    against = f"version {old.version}" if old.version != number else "its files before"
-    comparison = await fleet.compare(old, new)
-    if comparison is None:
-        finding = (
-            f"it takes or gives other tensors than {against}, or keeps state between requests, so that their answers "
-            "cannot be compared"
-        )
-    elif not comparison.requests:
-        finding = (
-            f"there was no request to compare its answers with those of {against}; give it a sample_input"
-        )
-    else:
-        relation = "answers as" if comparison.agrees else "does not answer as"
-        finding = f"it {relation} {against} ({comparison}; parity_tolerance {new.parity.tolerance:g})"
-    report = {} if comparison is None else {"report": comparison.to_json()}
-    metrics = page.model(new.slot)
-    if comparison is not None and comparison.agrees:
-        metrics.count_decision("parity_passed")
-        events.tell(logging.INFO, name, number, "parity_passed", finding, **report)
-    elif mode == "warn":
-        metrics.count_decision("parity_warned")
-        events.tell(logging.WARNING, name, number, "parity_warned", finding, **report)
-    else:
-        metrics.count_decision("parity_failed")
-        # The error is logged as that of the load.
-        events.note(name, number, "parity_failed", finding, **report)
-        raise ParityFailed(finding)
-
 
 _UNLOADED: Final = "unloaded"
 _UNREADABLE: Final = "unreadable"
@@ -83,11 +45,11 @@ class VersionManager:
         events: Events,
         residency: Residency | None = None,
     ) -> None:
-        """Create it for what the catalogue has.
+        """Create it for the versions of the catalogue.
 
         Args:
             memory: The metrics, whose slots are cleared before another version gets them.
-            residency: What loads models on demand; None if all models are loaded at once.
+            residency: Loads models on demand; None if all models are loaded at once.
         """
         self._residency = residency
         self._catalogue = catalogue
@@ -101,10 +63,10 @@ class VersionManager:
     async def begin(
         self, available: Mapping[str, AvailableModel], failed: Mapping[int, OperatorError]
     ) -> list[Deployment]:
-        """Record what became of the versions that were loaded at the start.
+        """Record the outcome for the versions that were loaded at the start.
 
         Returns:
-            Those of which something may be left; they are to be removed.
+            Failed ones of which parts may be left; they are to be removed.
         """
         leaving = []
         for model in self._catalogue.models.values():
@@ -215,12 +177,12 @@ class VersionManager:
         if forgotten is not None:
             self._publish(self._catalogue.models.get(forgotten) or Model(forgotten))
         if known is None or number not in known.versions:
-            # Nobody writes it now: whoever had it is gone, and the next one begins with zeros.
+            # Nobody writes it now: its earlier version is gone, and the next one begins with zeros.
             self._memory.clear_model(slot)
         return slot
 
     def settle(self, model: Model) -> None:
-        """Update what the names of a model mean, as far as its versions are available, and tell frontends."""
+        """Update the meaning of the names of a model, as far as its versions are available, and tell frontends."""
         before = model.default
         model.settle()
         if model.default not in (None, before):
@@ -243,7 +205,7 @@ class VersionManager:
         await self.retire_unwanted(model)
 
     async def retire_unwanted(self, model: Model) -> None:
-        """Unload the versions that nobody has chosen and no label means; returns when nothing is left of them."""
+        """Unload the versions that are not chosen and have no label; returns when they are unloaded."""
         model.settle()
         leaving = {}
         for number in model.unwanted:
@@ -261,7 +223,7 @@ class VersionManager:
             self._publish(model)
 
     async def remove(self, old: Deployment) -> None:
-        """Unload what nobody is sent to any more, and let its files go."""
+        """Unload a version to which no request is sent any more, and let its files go."""
         if self._residency is not None and old.on_demand:
             await self._residency.remove(old)
         else:

@@ -60,7 +60,7 @@ def decode_embeddings(body: bytes) -> TextRequest:
         ]
         return {"object": "list", "data": data}
 
-    return TextRequest(_strings(texts), _model(document), encode)
+    return TextRequest(_strings(texts), str(document.get("model", "")), encode)
 
 
 def decode_rerank(body: bytes) -> TextRequest:
@@ -88,7 +88,7 @@ def decode_rerank(body: bytes) -> TextRequest:
             results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
         return {"object": "list", "results": results[:top]}
 
-    return TextRequest(_strings([[query, text] for text in texts]), _model(document), encode)
+    return TextRequest(_strings([[query, text] for text in texts]), str(document.get("model", "")), encode)
 
 
 def encode_answer(request: TextRequest, model: str, outputs: Mapping[str, np.ndarray], tokens: int) -> bytes:
@@ -105,11 +105,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidInput("The body must be a JSON object.")
     return document
-
-
-def _model(document: Mapping[str, Any]) -> str:
-    model = document.get("model", "")
-    return model if isinstance(model, str) else ""
 
 
 def _are_texts(texts: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Texts as rows of tokens: a row is the number of its tokens, and for each token its id and its segment.
+"""Texts as rows of tokens: of each text the number of its tokens, then their ids and segments (decision 71).
 
 Hugging Face's library `tokenizers` reads texts without Python's interpreter lock. A `tokenizer.json` is data: it
 chooses among components of the library, and cannot name code.
@@ -26,6 +26,12 @@ _MOST_ROWS_BYTES: Final = 64 << 20
 _MOST_TOKEN_BYTES: Final = 64
 """No more bytes of a text are read than this for each token that the model takes; usual tokens have four."""
 _PAIR: Final = 2
+_CONTINUES, _CONTINUED = 0b11000000, 0b10000000
+"""The bits of a byte of UTF-8 that continues a character, and their value."""
+
+
+class UnusableTokenizer(LoadFailed):
+    """A `tokenizer.json` cannot be used."""
 
 
 class TokenRows(NamedTuple):
@@ -59,7 +65,7 @@ class Tokenizing:
     """
 
     def __init__(self, text: TextInput) -> None:
-        """Load the tokenizer; raises LoadFailed if its file is none."""
+        """Load the tokenizer; raises UnusableTokenizer if its file is none."""
         # Stoker's own threads call it; the library would start as many as there are cores in each process.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         from tokenizers import Tokenizer
@@ -72,7 +78,7 @@ class Tokenizing:
             self._tokenizer.enable_truncation(text.max_tokens)
         except Exception as error:
             # The library raises plain exceptions.
-            raise LoadFailed(f"{text.tokenizer} cannot be used: {error}") from error
+            raise UnusableTokenizer(f"{text.tokenizer} cannot be used: {error}") from error
         self.pad_id: int = padding.get("pad_id", 0) if text.pad_id is None else text.pad_id
 
     def check(self, texts: np.ndarray) -> None:
@@ -120,6 +126,7 @@ class Tokenizing:
 
 def _decode(text: bytes, most_bytes: int) -> str:
     """Decode the start of a text; a character that is cut in two is left out."""
-    if len(text) <= most_bytes:
-        return text.decode()
-    return text[:most_bytes].decode(errors="ignore")
+    if len(text) > most_bytes:
+        while most_bytes and text[most_bytes] & _CONTINUES == _CONTINUED:
+            most_bytes -= 1
+    return text[:most_bytes].decode()

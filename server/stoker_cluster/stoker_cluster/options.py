@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
-from stoker.models.remote_files import shown_address
+from stoker.models.remote_stores import shown_address
 from stoker.settings.files import read_yaml
 from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings

@@ -48,7 +48,7 @@ def test_parquet_columns_have_types(tmp_path: Path) -> None:
     assert table.column("time")[0].as_py() == datetime.fromtimestamp(NOON_S, UTC)
 
 
-def test_a_journal_that_nobody_closed_is_read_too(tmp_path: Path) -> None:
+def test_unclosed_journal_is_read_too(tmp_path: Path) -> None:
     """The journal of a killed writer has the same records, but for a torn last line."""
     scene, lines = parquet_scene(tmp_path / "p"), Scene(tmp_path / "j")
     for either in (scene, lines):

@@ -34,7 +34,7 @@ def test_an_hour_has_a_folder_and_a_writer_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "3").stat().st_mode & 0o777 == 0o700
 
 
-def test_lines_are_in_the_file_before_it_is_closed(tmp_path: Path) -> None:
+def test_lines_are_written_before_the_file_is_closed(tmp_path: Path) -> None:
     """A writer that is killed has lost nothing that was written."""
     files = RecordFiles(tmp_path, 1, "jsonl", max_bytes=ROOMY, writers=1)
     files.write(NOON_S, [b"1\n"])

@@ -1,4 +1,4 @@
-"""`stoker doctor`: what it looks at, and what it calls wrong."""
+"""`stoker doctor`: its checks and its verdicts."""
 
 import argparse
 import json
@@ -102,7 +102,7 @@ def test_failed_check_gives_exit_code_1(
 
 
 def test_doctor_accepts_options_of_serve(tmp_path: Path, workspace: Workspace) -> None:
-    """The file of packages can be named, and what it lists is looked up."""
+    """The file of packages can be named, and its packages are checked."""
     environment = tmp_path / "conda.yaml"
     environment.write_text(f"dependencies:\n- python>=3.8\n- pip:\n  - pytest=={pytest.__version__}\n")
     path = script(tmp_path, requirements_txt="no-such-package\n")
@@ -147,7 +147,7 @@ def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_management_port_is_looked_at(workspace: Workspace) -> None:
-    """It is wrong where another program has it; without one nothing is said."""
+    """It is wrong where another program has it; without one there is no line."""
     port = free_port()
     assert checks_of(workspace, management_port=port)["management port"].outcome == "ok"
     assert "management port" not in checks_of(workspace)
@@ -158,7 +158,7 @@ def test_the_management_port_is_looked_at(workspace: Workspace) -> None:
 def test_the_grpc_port_and_its_packages_are_looked_at(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port for gRPC that could not be served is wrong; without one nothing is said."""
+    """A port for gRPC that cannot be served is wrong; without one there is no line."""
     port = free_port()
     assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "ok"
     assert "grpc port" not in checks_of(workspace)
@@ -247,7 +247,7 @@ def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPUs are listed, and for each framework whether it can use them; each is asked once."""
+    """The GPUs are listed, and for each framework whether it can use them; each is checked once."""
     gpu = Gpu(0, "GPU-one", "H200", 141 << 30)
     devices_tried: list[str] = []
     problems: dict[str, str] = {"onnx": "libcudnn.so.9 is missing"}
@@ -306,7 +306,7 @@ def test_a_model_at_an_address_is_fetched(workspace: Workspace, tmp_path: Path) 
 def test_script_with_missing_imports_is_wrong(
     tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script is not run for it; what it can do without is only listed."""
+    """The script is not run for it; optional imports are only listed."""
     path = script(tmp_path)
     path.write_text(f"import not_installed\nraise SystemExit\n{SCRIPT}")
     check = checks_of(workspace, ModelSettings(path=path))["imports of digits"]
@@ -418,7 +418,7 @@ def test_an_onnx_model_without_onnx_runtime_is_wrong(
 
 
 def test_the_build_of_onnx_runtime_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them in one folder are wrong, whatever is served."""
+    """Two of them in one folder are wrong, for any model."""
     check = checks_of(workspace)["onnx runtime"]
     assert (check.outcome, check.text.split()) == ("ok", ["onnxruntime-gpu", onnxruntime.__version__])
     monkeypatch.setattr(diagnosis, "onnx_clash", lambda: "both are installed")
@@ -427,7 +427,7 @@ def test_the_build_of_onnx_runtime_is_named(workspace: Workspace, monkeypatch: p
 
 
 def test_notes_alone_are_not_wrong(tmp_path: Path, workspace: Workspace) -> None:
-    """The how-to's packages on today's Python: what is different is said, but it will be served."""
+    """Differences between the how-to's packages and today's Python are listed, but the script will be served."""
     path = script(tmp_path, requirements_txt="azureml-defaults\nnumpy\n")
     environment = tmp_path / "myenv.yml"
     environment.write_text("dependencies:\n- python=3.6.2\n- numpy\n")
@@ -441,7 +441,7 @@ def test_notes_alone_are_not_wrong(tmp_path: Path, workspace: Workspace) -> None
 
 
 def test_system_managed_environments_are_built_on_request(tmp_path: Path, workspace: Workspace) -> None:
-    """Not built is no fault: the start does it, or `--build` now; what cannot be built is wrong."""
+    """A missing one is no fault: the start builds it, or `--build` now; a failed build is wrong."""
     path = script(tmp_path, requirements_txt="azureml-defaults\n", bad_txt="--no-index\nno-such-package\n")
     model = ModelSettings(path=path, environment_managed="system")
     check = checks_of(workspace, model)["packages of digits"]
@@ -455,7 +455,7 @@ def test_system_managed_environments_are_built_on_request(tmp_path: Path, worksp
 
 
 def test_the_handler_of_an_archive_is_looked_at(workspace: Workspace, tmp_path: Path) -> None:
-    """Not the script that runs it: what it imports, and that loading it runs its code; `ts` is provided."""
+    """Its imports are checked, not the entry script's; a note says that loading runs its code; `ts` is provided."""
     code = f"import nowhere_at_all\n{ECHO_HANDLER}"
     path = write_mar(tmp_path, manifest_of("echo", "echo_handler.py"), {"echo_handler.py": code})
     found = checks_of(workspace, ModelSettings(path=path))

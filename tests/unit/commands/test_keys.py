@@ -129,7 +129,7 @@ def test_the_admin_key_is_shown_and_replaced(workspace: Path, capsys: pytest.Cap
 def test_named_keys_are_added_listed_changed_and_removed(
     workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The key alone is printed when it is made, and never again; what is not said stays as it is."""
+    """The key alone is printed when it is made, and never again; unnamed values stay unchanged."""
     where = ("--workspace", str(workspace))
     run("list", *where)
     assert capsys.readouterr().err == "there are no named keys; stoker keys add NAME makes one\n"
@@ -166,7 +166,7 @@ def test_named_keys_are_added_listed_changed_and_removed(
 
 
 def test_a_key_that_would_never_be_valid_is_not_made(workspace: Path) -> None:
-    """A date that is past is a slip, and whoever is told that the key is valid hands it out."""
+    """A past date is a slip, and the key would be handed out as valid."""
     with pytest.raises(InvalidSettings, match="--expires 2020-01-31 is past; the key would never be valid"):
         run("add", "ads", "--expires", "2020-01-31", "--workspace", str(workspace))
     assert not CallerBook(workspace / "keys").callers()
@@ -175,7 +175,7 @@ def test_a_key_that_would_never_be_valid_is_not_made(workspace: Path) -> None:
 def test_unknown_models_get_a_warning_and_are_accepted(
     workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model may come after its key; a name that is only misspelt is shown what was probably meant."""
+    """A model may come after its key; the warning of a misspelt name has the nearest one."""
     where = ("--workspace", str(workspace))
     (workspace / "models" / "digits" / "1").mkdir(parents=True)
     run("add", "ads", "--models", "mnist,dgits,tomorrow", *where)
@@ -207,7 +207,7 @@ def test_pattern_that_matches_no_model_gets_a_warning(
 
 
 def test_warning_lists_the_first_of_many_models(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what was probably meant, though it is not among them."""
+    """It has the nearest name, though that is not among them."""
     for number in range(10, 35):
         (workspace / "models" / f"m{number}" / "1").mkdir(parents=True)
     run("add", "ads", "--models", "m_34", "--workspace", str(workspace))

@@ -28,7 +28,7 @@ with recorded(Workspace(Path(sys.argv[1])), ServerRecord.of_this_process("http:/
 
 @contextmanager
 def running(workspace: Path, stderr: IO[bytes] | int, port: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """A process that is recorded as a server; it writes to standard error the lines that it is told."""
+    """A process that is recorded as a server; it writes the test's lines to standard error."""
     command = [sys.executable, "-c", SERVER, str(workspace), str(port)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
@@ -66,7 +66,7 @@ def test_the_successor_stands_for_a_server_that_drains(
 
 
 def test_the_last_lines_of_a_file_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many as are asked for, also of one that was renamed; control characters are escaped."""
+    """The number is an option, and a renamed file counts too; control characters are escaped."""
     log = tmp_path / "server.log"
     with log.open("wb") as file, running(tmp_path, file) as process:
         for number in range(5):

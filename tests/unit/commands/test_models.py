@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.text_models import write_text_model
 
 from stoker.commands import model_events
 from stoker.commands import models as command
@@ -154,7 +155,17 @@ def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Pat
     assert deployment.sample_file == registered.files_dir / "sample_input.json"
 
 
-def test_a_picture_is_registered_as_a_sample_of_a_model_that_takes_pictures(
+def test_a_model_with_a_tokenizer_is_registered_with_texts(workspace: Path, tmp_path: Path) -> None:
+    """Its signature is that of a server, and its sample may be texts."""
+    write_text_model(tmp_path / "texts")
+    (tmp_path / "texts" / "sample_input.json").write_text('{"data": ["how far is it"]}')
+    assert run("register", "texts", tmp_path / "texts") == 0
+    registered = Repository(workspace / "models").get("texts")
+    assert registered.signature is not None
+    assert str(Signature.from_json(dict(registered.signature))).startswith("text string[...] -> ")
+
+
+def test_picture_is_registered_as_a_sample_of_a_picture_model(
     workspace: Path, onnx_file: Path, tmp_path: Path
 ) -> None:
     """It is tried with it as with any other; a model that takes none is refused with the reason."""
@@ -188,7 +199,7 @@ def test_a_registered_sample_takes_the_place_of_the_one_in_the_folder(
 def test_a_model_that_may_need_a_gpu_is_registered_with_a_note(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An operator that the CPU does not have is said and does not refuse it."""
+    """A note names an operator that the CPU lacks, and the model is registered."""
     _write_onnx(tmp_path / "half.onnx", ("Add", ["x", "x"], ["y"]), kind="BFLOAT16")
     assert run("register", "half", tmp_path / "half.onnx") == 0
     errors = capsys.readouterr().err
@@ -214,10 +225,10 @@ def test_a_model_that_a_server_would_refuse_is_refused(workspace: Path, tmp_path
     assert run("register", "broken", path, "--framework", "files") == 0
 
 
-def test_a_model_of_small_batches_is_registered_with_the_setting_that_it_needs(
+def test_model_of_small_batches_is_registered_with_its_setting(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A server refuses it unless it is told how many rows are not too many."""
+    """A server refuses it without that number of rows."""
     _write_onnx(
         tmp_path / "narrow.onnx",
         ("Shape", ["x"], ["shape"]),
@@ -399,7 +410,7 @@ def test_list_prints_a_table(
 
 
 def test_list_of_nothing(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty repository is said on standard error, and is an empty list as JSON."""
+    """An empty repository gives a line on standard error, and an empty list as JSON."""
     assert run("list") == 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -412,7 +423,7 @@ def test_list_of_nothing(workspace: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_list_shows_the_others_where_a_manifest_is_broken(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Standard output has what can be read, standard error what cannot and what to do, and the exit code is not 0."""
+    """Standard output has the readable ones, standard error the others and the remedy; the exit code is not 0."""
     for _ in range(2):
         run("register", "digits", script)
     folder = Repository(workspace / "models").get("digits", 1).folder
@@ -462,7 +473,7 @@ def test_show(workspace: Path, onnx_file: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_show_without_signature(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script's signature is said to be open."""
+    """A script's signature is shown as open."""
     run("register", "digits", script)
     run("show", "digits")
     assert "known when it is loaded" in capsys.readouterr().out
@@ -616,7 +627,7 @@ def test_events_of_a_server_are_printed_a_line_each(
 
 
 def test_a_pull_from_a_path_or_an_unknown_scheme_names_an_address(workspace: Path, tmp_path: Path) -> None:
-    """A folder of this machine is told its `file://`."""
+    """The error of a folder of this machine has its `file://` address."""
     for text, shown, example in (
         (str(tmp_path), str(tmp_path), tmp_path.as_uri()),
         ("ftp://me:secret@x/y", "ftp://…", "s3://bucket/models/digits/3"),
@@ -655,7 +666,7 @@ def test_a_server_that_is_not_there(workspace: Path) -> None:
 def test_the_port_of_the_environment_is_where_the_server_is(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`STOKER_PORT` tells commands what it tells the server; a port that only the server knows is asked for."""
+    """`STOKER_PORT` sets the port for commands and server; a port that only the server knows is read from it."""
     monkeypatch.setenv("STOKER_PORT", "1")
     with pytest.raises(OperatorError, match=r"the server at http://127\.0\.0\.1:1 cannot be reached"):
         run("load", "digits")
@@ -745,7 +756,7 @@ def test_pull_and_register_without_the_store_register_nothing(
 def test_push_and_pull_show_no_queries(
     workspace: Path, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are passwords, as in signed addresses; what was pushed comes back."""
+    """They are passwords, as in signed addresses; pushed files come back."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     assert run("register", "digits", script) == 0
     address = f"file://{tmp_path}/there?sig=secret"

@@ -1,4 +1,4 @@
-"""`stoker profile`: what is said of what was found."""
+"""`stoker profile`: the report of its findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
-    """A model that has been measured, and settings that have been found; returns what was asked for."""
+    """A measured model with its settings found; returns the orders."""
     orders: list[Order] = []
     request = {"path": "/", "headers": {}, "body": "", "note": "1 random row, binary"}
     facts: dict[str, Any] = {"reference": "digits:7", "device": "cpu", "memory_bytes": 1 << 20}
@@ -61,7 +61,7 @@ def run(*options: str, confirm: bool = False) -> int:
 def test_choice_is_printed_beside_the_default(
     orders: list[Order], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what a quarter of the time has measured, in columns, and what could not be tried below."""
+    """Columns have the measurements with a quarter of the time, and failed tries stand below."""
     assert run("--seconds", "40") == 0
     assert orders == [Order("digits", None, None, {}, "auto", 50.0, 1, 10.0)]
     lines = capsys.readouterr().out.splitlines()
@@ -132,7 +132,7 @@ def test_unconfirmed_profile_reports_the_sustained_load(
 def test_the_deployment_has_the_choice(
     orders: list[Order], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the file with what is expected at its head, and in JSON."""
+    """The file has it with the expected load at its head, and so has the JSON."""
     output = tmp_path / "deployment.yaml"
     assert run("--output", str(output), "--json") == 0
     report = json.loads(capsys.readouterr().out)

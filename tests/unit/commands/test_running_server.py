@@ -71,7 +71,7 @@ def test_server_with_the_model_is_found(
 
 
 def test_only_server_of_the_workspace_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its port is; commands of administration reach it there too."""
+    """It is found at any port, and commands of administration reach it there too."""
     monkeypatch.delenv("STOKER_PORT", raising=False)
     assert find_server(tmp_path) is None
     record = dataclasses.replace(FIRST, uri="http://127.0.0.1:1")

@@ -51,7 +51,7 @@ FILES = ("0.txt", "1.txt", "2.txt", "3.txt", "4.txt")
 
 
 def test_files_come_in_mini_batches(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each call has as many paths as were asked for, the last one the rest; what the script prints is apart."""
+    """Each call has the set number of paths, the last one the rest; the script's output is apart."""
     assert score(NAMES, "--mini-batch-size", "2", *FILES) == 0
     output, errors = capsys.readouterr()
     assert output.splitlines() == ["0.txt: 2", "1.txt: 2", "2.txt: 2", "3.txt: 2", "4.txt: 1"]

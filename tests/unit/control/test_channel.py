@@ -43,7 +43,7 @@ LARGE = "模型" * 400_000
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """The supervisor's end, which does not block, and the other process's; both close what they were given."""
+    """The supervisor's end, which does not block, and the process's; both close the descriptors they received."""
     before = open_descriptors()
     supervisor, far = ControlChannel.pair(CODEC)
     with closing(supervisor), closing(ControlChannel(far, CODEC)) as process:

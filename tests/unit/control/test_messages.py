@@ -1,4 +1,4 @@
-"""Messages between the supervisor and its processes: what is written is what is read, in both directions."""
+"""Messages between the supervisor and its processes are read as they were written, in both directions."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_every_message_has_one_direction(module: ModuleType) -> None:
 
 
 def test_the_other_directions_messages_are_refused() -> None:
-    """By the sender; and the receiver names what it knows, for a process of another version might have sent it."""
+    """The sender refuses; the receiver lists its messages, as a process of another version may send others."""
     unload = device_messages.UnloadModel(3)
     with pytest.raises(TypeError, match="UnloadModel is not a message that this process sends"):
         device_messages.DEVICE_END.encode(unload)  # type: ignore[arg-type]  # that is the point

@@ -1,6 +1,7 @@
 """The choice of the model that runs next."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,13 +10,54 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device import scheduler
-from stoker.device.arbiter import Arbiter, pick
+from stoker.device.arbiter import pick
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.row_queue import RowQueue
 
 MS = 1_000_000
 CAP = 64
+
+
+class Arbiter:
+    """Models of a device whose batches run as they are picked; usage is counted as `DeviceTurns` counts it.
+
+    Args:
+        shares: Weight of each model's device time in conflicts.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._shares = dict(shares)
+        # Device time by share. The lower bound for a returning model is the least of those that wanted to run
+        # before.
+        self._used = dict.fromkeys(shares, 0.0)
+        self._wanting: list[str] = []
+
+    def choose(self, now_ns: int, proposals: Mapping[str, Proposal]) -> str | None:
+        """Return the model that runs now; None if none wants to.
+
+        Args:
+            now_ns: When the device is free.
+            proposals: What each model would run; a model that waits for more rows, or has none, does not want to run.
+        """
+        self._lift([model for model, proposal in proposals.items() if proposal.rows])
+        return pick(now_ns, proposals, self._used)
+
+    def charge(self, model: str, cost_ns: int) -> None:
+        """Record that a model uses the device for this long."""
+        self._used[model] += cost_ns / self._shares[model]
+
+    def _lift(self, wanting: list[str]) -> None:
+        """Raise models that begin to want to run to the least usage among those that wanted before."""
+        if wanting == self._wanting:
+            return
+        stayed = [self._used[model] for model in wanting if model in self._wanting]
+        if stayed:
+            floor = min(stayed)
+            for model in wanting:
+                if model not in self._wanting:
+                    self._used[model] = max(self._used[model], floor)
+        self._wanting = wanting
 
 
 def propose(cost_ns: int, latest_ns: int, rows: int = 1, tier: int = 1) -> Proposal:

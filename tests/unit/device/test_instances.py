@@ -10,16 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
-from stoker.device.batch import Batch
 from stoker.device.batching import BatchPolicy
-from stoker.device.row_blocks import RowBlock
 from stoker.errors import ModelFailed
 
 
@@ -342,30 +339,3 @@ def test_the_play_makes_batches_overlap() -> None:
             pass
         assert play.most_busy == 2
         assert [len(batch) for runtime in play.runtimes for batch in runtime.batches] == [2, 3]
-
-
-def batch_of(sizes: list[int]) -> tuple[Batch, list[tuple[int, int]]]:
-    """A batch with a block of each size, and its rows: lane and number."""
-    blocks, rows = [], []
-    for lane, size in enumerate(sizes):
-        numbers = np.arange(10, 10 + size)
-        blocks.append(RowBlock(lane, numbers, numbers, numbers, numbers, 0))
-        rows += [(lane, number) for number in numbers.tolist()]
-    return Batch(blocks, len(rows), {}, "full"), rows
-
-
-def rows_in(batch: Batch) -> list[tuple[int, int]]:
-    """Lane and number of each row."""
-    return [(block.lane, number) for block in batch.blocks for number in block.numbers.tolist()]
-
-
-@settings(STEADY, max_examples=60)
-@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(1, 12))
-def test_a_batch_is_split_in_order(sizes: list[int], most_rows: int) -> None:
-    """Its parts hold the same rows of the same lanes in the same order, all but the last as many as they may."""
-    batch, rows = batch_of(sizes)
-    parts = batch.split(most_rows)
-    assert [row for part in parts for row in rows_in(part)] == rows
-    assert [part.rows for part in parts] == [len(rows_in(part)) for part in parts]
-    assert all(part.rows == most_rows for part in parts[:-1])
-    assert 1 <= parts[-1].rows <= most_rows

@@ -133,7 +133,7 @@ def test_failed_installation_is_explained_and_leaves_no_folder(ask: Ask, home: P
 
 
 def test_foreign_code_is_reported_before_it_runs(ask: Ask, home: Path, tmp_path: Path) -> None:
-    """A project that is built says so in the line behind the first, whatever becomes of it."""
+    """The line after the first names each project that is built, whether it succeeds or fails."""
     ask()
     own = tmp_path / "model" / "own"
     own.mkdir()
@@ -209,7 +209,7 @@ def test_unimportable_packages_are_installed_as_of_their_date(
 def test_packages_that_cannot_be_imported_are_no_environment(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch, day: date | None
 ) -> None:
-    """Also as of their date: a sentence says what was tried and what to write into the file, and nothing stays."""
+    """The error names the tries, also as of their date, and the lines to write into the file; no folder stays."""
     monkeypatch.setattr(build, "date_of_pins", lambda _: day)
     expected = r"cannot be imported: ValueError: numpy\.dtype size changed; .*write numpy<2 into the file"
     with pytest.raises(EnvironmentUnusable, match=expected) as raised:
@@ -356,7 +356,7 @@ def test_installers_get_no_variables_of_other_places(
 def test_python_that_cannot_run_the_server_is_not_used(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment cannot be made: that is said, and this Python takes its place."""
+    """A line says that its environment cannot be made, and this Python takes its place."""
     unusable = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
     monkeypatch.setattr(build, "choose_interpreter", lambda _: (unusable, ""))
     lines: list[str] = []

@@ -36,7 +36,7 @@ def asks_for_python(specifier: str) -> Specification:
 
 
 def test_missing_and_other_versions_are_found(tmp_path: Path) -> None:
-    """Each finding says what is asked for, what is there, and where it is written; good ones are silent."""
+    """Each finding has the wanted version, the present one and the place; matching ones are silent."""
     specification = asks(tmp_path, "six==1.16.*", "numpy>=2", "nothing-like-it", "tqdm>=4")
     there = {"six": "1.17.0", "numpy": "2.4.6", "tqdm": "4.0rc1"}
     assert [(finding.kind, finding.text) for finding in compare(specification, there.get)] == [
@@ -68,7 +68,7 @@ def test_entries_for_other_machines_and_without_a_name_are_passed_over(tmp_path:
     ],
 )
 def test_packages_of_one_content_stand_for_each_other(tmp_path: Path, requested: str, there: str) -> None:
-    """The build for GPUs, or the one without a window system, is what was asked for; its version counts."""
+    """The build for GPUs, or the one without a window system, satisfies the requirement; its version counts."""
     specification = asks(tmp_path, requested)
     assert compare(specification, {there: "4.5.5"}.get) == []
     (finding,) = compare(specification, {there: "5"}.get)
@@ -132,7 +132,7 @@ def test_a_long_list_is_cut(tmp_path: Path) -> None:
 
 
 def test_the_file_that_is_given_counts_before_the_one_beside(tmp_path: Path) -> None:
-    """A setting wins over what is found; without either there is nothing to say."""
+    """A setting wins over a file found; without either there is no finding."""
     given = tmp_path / "given.txt"
     given.write_text("six\n")
     assert locate_environment(given, "user", tmp_path) == given
@@ -151,7 +151,7 @@ def test_the_system_needs_a_file(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def nobody(minor: int) -> Interpreter | None:
+def find_no_python(minor: int) -> Interpreter | None:
     return None
 
 
@@ -180,7 +180,7 @@ def test_requested_python_is_used() -> None:
 )
 def test_missing_python_is_reported(specifier: str, reason: str) -> None:
     """The running one is used then, and a line says why."""
-    find = other if "3.6" in specifier else nobody
+    find = other if "3.6" in specifier else find_no_python
     chosen, note = choose_interpreter(asks_for_python(specifier), find)
     assert chosen == this_interpreter()
     assert reason in note
@@ -270,7 +270,7 @@ def test_options_of_pip_become_arguments_of_uv(tmp_path: Path) -> None:
 
 
 def test_progress_of_an_installer_is_its_last_line(tmp_path: Path) -> None:
-    """Packages of some GB take minutes; what it has printed in all is there in the end, errors too."""
+    """Packages of some GB take minutes; at the end its whole output is there, errors too."""
     reports, seen = list[str](), tmp_path / "seen"
 
     def lasts(line: str) -> None:

@@ -56,7 +56,7 @@ def chosen(*arguments: str) -> ServerSettings:
 
 
 def test_a_deployment_file_names_the_environment_of_each_model(tmp_path: Path) -> None:
-    """The path is relative to the file, like the others; the user manages it unless something else is said."""
+    """The path is relative to the file, like the others; the user manages it by default."""
     file = tmp_path / "deployment.yaml"
     file.write_text(
         "models:\n- {path: a.py, environment: a.yml, environment_managed: system}\n- {path: b.py}\n"
@@ -101,7 +101,7 @@ def test_a_file_beside_a_script_or_in_a_registered_folder_is_found(
 def test_a_bad_file_stops_the_start(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read before anything is started, whoever manages it, and only once."""
+    """It is read once, before anything is started, for each kind of management."""
     script = folder_of(tmp_path / "script", score_py="", requirements_txt="six >> 1\n")
     settings = ServerSettings(models=(ModelSettings(path=script),), auth=False)
     read: list[Path] = []

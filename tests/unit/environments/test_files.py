@@ -1,4 +1,4 @@
-"""Reading conda files and requirements files: what they ask for in the words of pip, and what is refused."""
+"""Reading conda files and requirements files: their requirements in pip's words, and refusals."""
 
 from pathlib import Path
 
@@ -136,7 +136,7 @@ def test_conda_requirement_without_a_pip_form_is_noted(written: str, note: str) 
 
 
 def test_extras_of_a_package_that_stoker_provides_are_kept(tmp_path: Path) -> None:
-    """inference-schema's extra for pandas asks for pandas, whoever provides inference-schema."""
+    """inference-schema's extra for pandas requires pandas, though Stoker provides inference-schema."""
     specification = read_pip(tmp_path, "inference-schema[numpy-support,pandas-support]~=1.1")
     assert specification.lines == ["numpy", "pandas"]
 
@@ -387,7 +387,7 @@ def test_requirement_that_runs_code_is_listed_without_passwords(
 
 
 def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
-    """Nothing is said of what everybody has."""
+    """Common packages give no line."""
     (tmp_path / "own-1-py3-none-any.whl").touch()
     lines = ("numpy>=2", "./own-1-py3-none-any.whl", "https://files.test/own-1-py3-none-any.whl", "--pre")
     assert read_pip(tmp_path, *lines).runs_code() == []
@@ -401,7 +401,7 @@ def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_azure_has_taken_away_is_left_out_with_a_line(tmp_path: Path, address: str) -> None:
-    """In files of Workbench projects; a signature is in no line. Files of others are asked for."""
+    """They belong to Workbench projects; no line has a signature. Files of other hosts are fetched."""
     specification = read_pip(tmp_path, address, "https://lab.example/wheels/tool-1.0-py3-none-any.whl")
     assert specification.lines == ["https://lab.example/wheels/tool-1.0-py3-none-any.whl"]
     (line,) = notes(specification)

@@ -75,9 +75,9 @@ def test_an_index_says_when_a_version_was_uploaded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///wheels")
     assert upload_date("six", SpecifierSet("==1.16.0")) is None
 
-    def gone(*_: Any, **__: Any) -> BytesIO:
+    def fail_to_connect(*_: Any, **__: Any) -> BytesIO:
         raise urllib.error.URLError("no route")
 
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://example.org/simple")
-    monkeypatch.setattr(urllib.request, "urlopen", gone)
+    monkeypatch.setattr(urllib.request, "urlopen", fail_to_connect)
     assert upload_date("six", SpecifierSet("==1.16.0")) is None

@@ -67,7 +67,7 @@ def test_cache_head_beyond_the_limit_starts_anew(memory: MetricMemory) -> None:
     assert len(targets.heads) == 5000 - 4096
 
 
-def test_heads_of_a_distant_caller_are_kept_apart_where_regions_are_local(memory: MetricMemory) -> None:
+def test_heads_of_distant_callers_are_apart_with_local_regions(memory: MetricMemory) -> None:
     """The same head means shared memory for one caller, and a refusal for the other."""
     targets = Gateway(ModelDirectory({}), memory).targets
     regions = SimpleNamespace(serves=lambda address: address == "127.0.0.1")

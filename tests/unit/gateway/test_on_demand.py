@@ -287,7 +287,7 @@ def test_the_server_is_ready_while_models_are_unloaded(memory: MetricMemory) -> 
 
 
 def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
-    """They are answered like all others; who asks for anything else of its supervisor is told to come again."""
+    """They are answered like all others; other requests to its supervisor get the error to come again."""
 
     async def perform() -> None:
         requests: list[Ask] = []
@@ -364,7 +364,7 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
 
 
 def test_callers_wait_for_a_model_each_in_their_own_turn(memory: MetricMemory) -> None:
-    """The supervisor knows all who wait for a load; one that is refused costs the others nothing."""
+    """The supervisor knows all callers that wait for a load; a refused one costs the others nothing."""
 
     async def scene(stage: Scene) -> None:
         on_demand = stage.service.on_demand

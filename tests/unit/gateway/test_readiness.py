@@ -9,7 +9,7 @@ from stoker.gateway.readiness import Readiness
 
 
 @pytest.mark.parametrize("port_stays", [False, True])
-def test_start_draining_closes_connections_and_is_not_ready_unless_the_port_stays(port_stays: bool) -> None:
+def test_draining_closes_connections_and_ends_readiness(port_stays: bool) -> None:
     """Another server answers on the port then, and probes find it ready."""
     readiness, notified = Readiness(), []
     readiness.subscribe(lambda: notified.append(readiness.draining))

@@ -47,7 +47,7 @@ def test_sleep_of_a_service_without_replicas_is_reported_at_once() -> None:
     assert (stage.slept, stage.moved, stage.on_demand.slot) == ([1], [UNLOADED_SLOT], UNLOADED_SLOT)
 
 
-def test_sleep_of_a_service_that_is_not_on_demand_or_is_gone_changes_nothing() -> None:
+def test_sleep_of_other_services_changes_nothing() -> None:
     """The supervisor gets its answer."""
     stage = Stage()
     stage.sleeping.sleep(2)

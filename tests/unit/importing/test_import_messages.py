@@ -13,7 +13,8 @@ from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing import imports
 from stoker.importing.imports import ImportOrder, import_model
 from stoker.models.repository import Repository
-from stoker.models.ways import Bench, Way, WayResult
+from stoker.models.way_measuring import Bench
+from stoker.models.ways import Way, WayResult
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -68,7 +69,7 @@ def test_failure_of_the_original_names_files_and_options_of_the_user(
 def test_problem_of_a_way_names_the_file_of_the_user(
     order: ImportOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the table, and in what is registered."""
+    """It does so in the table and in the registered version."""
     monkeypatch.setattr(imports, "record_reference", lambda *_: {"signature": {}})
 
     def measure(name: str, way: Way, bench: Bench) -> WayResult:

@@ -17,7 +17,8 @@ from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing import conversions, imports, measuring
 from stoker.importing.imports import ImportOrder, import_model, model_file
 from stoker.models.repository import Repository
-from stoker.models.ways import REFERENCE, Bench, Way
+from stoker.models.way_measuring import REFERENCE, Bench
+from stoker.models.ways import Way
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
 
@@ -127,7 +128,7 @@ def test_conversion_that_mixes_rows_is_not_batched(bench: Bench) -> None:
 def test_integers_are_drawn_from_all_that_the_model_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of 50 entries is asked for most of them, not only for the first two."""
+    """A table of 50 entries is looked up at most of them, not only at the first two."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     table = np.random.default_rng(1).random(50).astype(np.float32)
     write_model(tmp_path / "onnx/table.onnx", ("Gather", ["table", "x"], ["y"]), kind="INT64", table=table)
@@ -212,7 +213,7 @@ def test_failed_conversions_are_rows_of_the_table(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setattr(imports, "order_child", convert)
-    monkeypatch.setattr("stoker.models.ways.order_child", in_process)
+    monkeypatch.setattr("stoker.models.way_measuring.order_child", in_process)
     path = write_model(tmp_path / "double.onnx", ("Add", ["x", "x"], ["y"]))
     registered = import_model(order(path, tried=("aoti",)), Repository(tmp_path / "models"), NOW, silent)
     assert registered.ways is not None

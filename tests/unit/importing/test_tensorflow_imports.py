@@ -11,7 +11,7 @@ import pytest
 from stoker.importing import conversions, measuring
 from stoker.importing.imports import ImportOrder, import_model
 from stoker.models.repository import Repository
-from stoker.models.ways import objection
+from stoker.models.way_choice import objection
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -38,7 +38,7 @@ def test_a_file_of_keras_becomes_a_saved_model_and_onnx(
     # A process can choose TensorFlow's devices and threads only once.
     monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
     monkeypatch.setattr("stoker.importing.imports.order_child", order_child)
-    monkeypatch.setattr("stoker.models.ways.order_child", order_child)
+    monkeypatch.setattr("stoker.models.way_measuring.order_child", order_child)
     keras.utils.set_random_seed(5)
     model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3, activation="softmax")])
     path = tmp_path / "net.keras"

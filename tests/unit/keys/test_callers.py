@@ -1,4 +1,4 @@
-"""Named keys: who is let in where, until when, and what servers that run know of changes."""
+"""Named keys: their models, their end, and changes during a server's life."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def book(keys_dir: Path) -> CallerBook:
 
 
 def test_a_named_key_opens_every_model_at_once(keys_dir: Path, book: CallerBook) -> None:
-    """Verifiers that were there before know it with the next request, and who has it; keys of services stay."""
+    """Present verifiers know it and its caller with the next request; keys of services stay."""
     primary = Keyring(keys_dir, "mnist").show().primary
     verifier = KeyVerifier(keys_dir, "mnist", model="mnist")
     key = book.add("ads")
@@ -181,13 +181,13 @@ def test_there_are_no_more_callers_than_numbers(keys_dir: Path, book: CallerBook
 
 @pytest.mark.parametrize("name", ["default", "", "a b", ".hidden"])
 def test_a_caller_has_a_name(book: CallerBook, name: str) -> None:
-    """Names are those of models; `default` is who has the keys of a service."""
+    """Names are those of models; `default` is the caller with the keys of a service."""
     with pytest.raises(InvalidSettings):
         book.add(name)
 
 
 def test_names_and_keys_belong_to_one_caller(book: CallerBook) -> None:
-    """A second caller of a name or with a key is refused, and one who is not there cannot be changed."""
+    """A second caller of a name or with a key is refused, and an unknown one cannot be changed."""
     key = book.add("ads")
     with pytest.raises(InvalidSettings, match="already"):
         book.add("ads")
@@ -234,7 +234,7 @@ def test_a_damaged_file_closes_named_keys_alone(
 
 
 def test_token_belongs_to_the_caller_that_fetched_it(keys_dir: Path, book: CallerBook) -> None:
-    """It is worth what the caller's key is worth, and nothing once the caller is removed."""
+    """It opens what the caller's key opens, and nothing once the caller is removed."""
     clock = SecondsClock(NOW_S)
     keys = KeyVerifier(keys_dir, "mnist", model="mnist", clock_s=clock)
     tokens = TokenVerifier(keys_dir, "mnist", keys, clock_s=clock)

@@ -34,7 +34,7 @@ def keyring(tmp_path: Path) -> Keyring:
 
 @pytest.fixture
 def follower(keyring: Keyring, number: memoryview) -> Iterator[Follower]:
-    """One that looks by itself only when it is told to."""
+    """A follower that looks by itself only when a test lets it."""
     running = Follower(keyring.keys_dir, number, check_s=3600)
     running.start()
     yield running
@@ -91,7 +91,7 @@ def test_keys_are_checked_and_followed_with_a_damaged_counter(
 
 
 def test_a_restored_backup_is_followed(keyring: Keyring, follower: Follower, number: memoryview) -> None:
-    """A look finds files that were written without a word, and a folder that was exchanged; then words are heard."""
+    """A look finds files written without a notice, and a replaced folder; then notices work."""
     verifier = KeyVerifier(keyring.keys_dir, "mnist", generation=number)
     old = keyring.show()
     shutil.copytree(

@@ -215,7 +215,7 @@ def test_given_keys_replace_those_of_the_files(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"[]", b'"text"', b'{"primary_sha256": "00", "secondary_sha256": "00"}', b"\xff", None],
 )
-def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
+def test_malformed_verify_file_refuses_all_until_mended(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Broken hashes close the door, are logged once, and open it again without a restart when mended."""
@@ -411,7 +411,7 @@ def test_servers_that_start_at_once_agree_on_the_keys(tmp_path: Path) -> None:
 
 
 def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
-    """Both slots of two services rotated by four processes: what is stored is what is verified."""
+    """Four processes rotate both slots of two services; then the stored keys are the valid ones."""
     for service in ("one", "two"):
         Keyring(tmp_path, service).ensure()
     verifiers = {service: KeyVerifier(tmp_path, service) for service in ("one", "two")}
@@ -432,7 +432,7 @@ def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_the_module_is_light() -> None:
-    """A frontend that imports the verifier gets only what it reads its messages with anyway."""
+    """A frontend that imports the verifier imports no module beyond those of its messages."""
     code = (
         "import sys; before = set(sys.modules); import stoker.keys.verifier; "
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "

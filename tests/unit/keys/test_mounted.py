@@ -55,7 +55,7 @@ def test_keys_of_a_folder_are_those_of_each_service(tmp_path: Path) -> None:
 
 
 def test_the_number_of_the_keys_is_shown_once_they_hold(tmp_path: Path) -> None:
-    """It is that of keys that are known to frontends, also of the same keys; what is no number is none."""
+    """It is the number of keys known to frontends, also of the same keys; other texts count as none."""
     folder = KeysFolder(written(tmp_path / "f", primary=OLD, generation="3"), tmp_path / "keys", signs=False)
     assert folder.generation == 3
     for keys, shown in (
@@ -171,7 +171,7 @@ def test_tokens_are_signed_by_the_secret_of_the_folder(tmp_path: Path) -> None:
 def test_folder_without_needed_keys_stops_the_start(
     tmp_path: Path, keys: dict[str, str], signs: bool, message: str
 ) -> None:
-    """The message names the file, and what it has to hold."""
+    """The message names the file and its required content."""
     with pytest.raises(InvalidSettings, match=message):
         KeysFolder(written(tmp_path / "f", **keys), tmp_path / "keys", signs=signs)
 

@@ -1,4 +1,4 @@
-"""Token buckets: never more than their rate and what they hold."""
+"""Token buckets: never more than their rate and their capacity."""
 
 from hypothesis import given
 from hypothesis import strategies as st

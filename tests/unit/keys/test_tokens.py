@@ -1,4 +1,4 @@
-"""Tokens: what is signed, what is accepted, and when both end."""
+"""Tokens: signing, verification, and their end with that of a key."""
 
 import argparse
 import base64
@@ -311,7 +311,7 @@ def run(module: object, *arguments: str) -> int:
 def test_the_command_prints_a_token(
     tmp_path: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str], valid: str, valid_s: int
 ) -> None:
-    """It is alone on standard output, and valid for the time that was asked for."""
+    """It is alone on standard output, and valid for the set time."""
     assert run(command, "--valid", valid, "--workspace", str(tmp_path)) == 0
     secret = read_signing_secret(keyring.keys_dir, "mnist")
     claims = jwt.decode(capsys.readouterr().out.strip(), secret, ["HS256"], audience="mnist")
@@ -321,7 +321,7 @@ def test_the_command_prints_a_token(
 def test_the_command_prints_json(
     tmp_path: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--json` gives what the token route answers, by keys of one form."""
+    """`--json` gives the token route's answer, for keys of one form."""
     run(command, "--json", "--name", "mnist", "--workspace", str(tmp_path))
     shown = json.loads(capsys.readouterr().out)
     assert shown["expiry_on"] - shown["refresh_after"] == DEFAULT_VALID_S // 2

@@ -1,4 +1,4 @@
-"""The last minutes' counters in shared memory: what is written a second, and what is read of it."""
+"""The last minutes' counters in shared memory: a write each second, and reads by steps."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_oldest_steps_are_forgotten(metrics_fd: int, step_s: int) -> None:
 
 
 def test_long_steps_have_numbers_of_their_own(metrics_fd: int) -> None:
-    """A page that has one asks for what came after it, whatever the length of its steps."""
+    """A page with one asks for later steps, of any length."""
     past = Past(metrics_fd)
     for second in range(1, 62):
         record(past, second, requests=second)

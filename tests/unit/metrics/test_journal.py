@@ -1,4 +1,4 @@
-"""Remarkable requests in shared memory: what one frontend remarks, all can read."""
+"""Remarkable requests in shared memory: one frontend writes them, all can read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def remark(remarks: Remarks, number: int, total_ms: int) -> None:
 
 
 def test_every_frontend_reads_entries_of_others(metrics_fd: int) -> None:
-    """A successor goes on behind what the one before it has written, and the oldest records go."""
+    """A successor goes on after its predecessor's entries, and the oldest records go."""
     first, other = Journal(metrics_fd, 0), Journal(metrics_fd, 7)
     other.write("failed", b"of another")
     for number in range(100):
@@ -92,7 +92,7 @@ def test_only_the_slowest_are_remarked(metrics_fd: int) -> None:
 
 
 def test_a_flood_of_failures_is_sampled(metrics_fd: int) -> None:
-    """Ten a second are kept: what they were, and under which ids the log has more."""
+    """Ten a second are kept, with the ids that the log has."""
     clock = Clock()
     journal = Journal(metrics_fd, 0)
     remarks = Remarks(journal, "digits", "3", clock)
@@ -141,7 +141,7 @@ def test_a_slow_request_is_explained(metrics_fd: int) -> None:
 
 
 def test_a_slow_request_tells_its_batch_where_that_is_known(metrics_fd: int) -> None:
-    """As the page shows it; one of which nothing is known says nothing of it."""
+    """The entry is as the page shows it; without a known batch it has none."""
     journal = Journal(metrics_fd, 0)
     remarks = Remarks(journal, "digits", "1", Clock())
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""The load of a server, as whoever adds and removes servers reads it."""
+"""The load of a server, for those that add and remove servers."""
 
 import pytest
 from tests.puppets import SecondsClock, metric_memory
@@ -25,8 +25,8 @@ def capacity(memory: MetricMemory) -> float:
     return float(memory.capacities_rows_s()[SLOT])
 
 
-def test_nothing_is_known_of_a_model_that_has_run_no_batch(memory: MetricMemory) -> None:
-    """Then it has no capacity, and others beside it do not change that."""
+def test_model_without_batches_has_no_capacity(memory: MetricMemory) -> None:
+    """Other models beside it do not change that."""
     memory.page(FIRST_DEVICE_PAGE).model(SLOT).set_batch_cap_rows(256)
     other = memory.page(FIRST_DEVICE_PAGE).model(SLOT + 1)
     other.set_batch_cap_rows(256)
@@ -103,7 +103,7 @@ def test_load_is_arrivals_over_capacity(memory: MetricMemory, clock: SecondsCloc
 
 
 def test_rows_count_when_they_come(memory: MetricMemory, clock: SecondsClock) -> None:
-    """Those in flight have come, and count once; what is refused has come too; what waits is to be done besides."""
+    """Rows in flight have arrived and count once; refused ones have arrived too; waiting ones are work besides."""
     busy(memory)
     meter = LoadMeter(memory, clock)
     frontend, device = memory.page(0).model(SLOT), memory.page(FIRST_DEVICE_PAGE).model(SLOT)
@@ -127,7 +127,7 @@ def test_rows_count_when_they_come(memory: MetricMemory, clock: SecondsClock) ->
 
 
 def test_readers_see_the_same_span(memory: MetricMemory, clock: SecondsClock) -> None:
-    """A second reader who comes at once does not take the rows from the first: half a second is looked back on."""
+    """A second reader right after the first sees the same rows: a reading covers half a second."""
     busy(memory)
     meter = LoadMeter(memory, clock)
     device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
@@ -157,7 +157,7 @@ def test_load_without_a_measured_span_is_zero(memory: MetricMemory, clock: Secon
 
 
 def test_an_unknown_model_is_busy_or_not(memory: MetricMemory, clock: SecondsClock) -> None:
-    """Until a batch of it has ended, it is told by whether anything is in flight."""
+    """Until its first batch has ended, rows in flight decide."""
     meter = LoadMeter(memory, clock)
     clock.now_s += 1
     assert meter.read([SLOT])[SLOT] == Load(0.0, 0.0)
@@ -177,7 +177,7 @@ def test_with_a_limit_the_load_is_of_requests(memory: MetricMemory, clock: Secon
 
 
 def test_models_share_devices_but_not_limits() -> None:
-    """Loads of rows add up; a model at its limit is as bad as that, whatever the others do."""
+    """Loads of rows add up; a model at its limit counts as full, with any loads of the others."""
     rows = {1: Load(0.25, 10.0), 2: Load(0.5, 10.0)}
     assert load_of_all(rows) == 0.75
     assert load_of_all(rows | {3: Load(0.5, 10.0, limited=True)}) == 0.75

@@ -54,7 +54,7 @@ def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
 
 
 def test_processes_count_side_by_side_and_are_added_up() -> None:
-    """Each process writes its own page of one memory; whoever reads gets the sums, per model."""
+    """Each process writes its own page of one memory; readers get the sums, per model."""
     fd = MetricMemory.create()
     first, second = MetricMemory(fd), MetricMemory(fd)
     os.close(fd)
@@ -273,7 +273,7 @@ def test_stage_bounds_and_batch_bounds_grow() -> None:
     assert 256 in BATCH_BOUNDS_ROWS
 
 
-def test_pages_that_nobody_has_take_no_memory() -> None:
+def test_unused_pages_take_no_memory() -> None:
     """Adding up, and clearing a slot, touches the pages of the processes that there are; a later one counts too."""
     fd = MetricMemory.create()
     try:

@@ -1,4 +1,4 @@
-"""What most tests of models begin with."""
+"""Fixtures of the tests of models."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

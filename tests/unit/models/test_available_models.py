@@ -17,7 +17,7 @@ from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.available_models import find_available_models, left_out, tries_earlier
 from stoker.models.deployments import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
-from stoker.models.registered import source_files
+from stoker.models.registered_files import source_files
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings
@@ -42,7 +42,7 @@ def write(path: Path, content: bytes = b"weights") -> None:
 
 
 def loaded(workspace: Workspace, **settings: Any) -> list[str]:
-    """What a server with this model would load first."""
+    """Return the versions that a server with this model loads first."""
     with ExitStack() as leases:
         models = (ModelSettings(**settings),)
         deployed = resolve(ServerSettings(models=models), workspace, leases)
@@ -64,7 +64,7 @@ def loaded(workspace: Workspace, **settings: Any) -> list[str]:
         (None, {"stable": 2}, [2, 10]),
     ],
 )
-def test_the_policy_and_the_labels_say_what_is_loaded(
+def test_the_policy_and_the_labels_choose_the_loaded_versions(
     workspace: Workspace, base: Path, versions: Any, labels: Any, names: list[int]
 ) -> None:
     """Versions are ordered by number; one with a label is loaded too."""
@@ -86,7 +86,7 @@ def test_the_policy_and_the_labels_say_what_is_loaded(
 def test_versions_before_the_newest_take_its_place_unless_versions_are_named(
     workspace: Workspace, base: Path, versions: Any, exit_on_error: bool | None, earlier: list[int]
 ) -> None:
-    """At a start, the newest first; whoever asks for an end of the start gets it."""
+    """At a start the newest is tried first; with exit_on_error the start ends instead."""
     models = (ModelSettings(path=base, versions=versions),)
     settings = ServerSettings(models=models, exit_on_error=exit_on_error)
     available = find_available_models(settings, workspace)
@@ -107,23 +107,21 @@ def test_missing_version_in_the_settings_stops_the_start(workspace: Workspace, b
         loaded(workspace, path=base)
 
 
-def test_a_label_ahead_of_its_version_means_what_it_meant_in_the_server_before(
-    workspace: Workspace, base: Path
-) -> None:
-    """That version is loaded for it; labels that wait for nothing, and versions that are gone, do not count."""
+def test_a_label_ahead_of_its_version_keeps_its_earlier_version(workspace: Workspace, base: Path) -> None:
+    """The earlier version is loaded; labels that do not wait, and deleted versions, do not count."""
     change_labels(base, {"stable": 99, "canary": 10, "lost": 98})
     settings = ServerSettings(models=(ModelSettings(path=base),))
-    meant = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
+    earlier = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
     with ExitStack() as leases:
-        deployed = resolve(settings, workspace, leases, meant=meant)
-    catalogue = Catalogue(deployed, find_available_models(settings, workspace, meant))
+        deployed = resolve(settings, workspace, leases, earlier_labels=earlier)
+    catalogue = Catalogue(deployed, find_available_models(settings, workspace, earlier))
     assert [model.version for model in deployed] == [3, 10]
     assert catalogue.labels == {"digits": {"stable": 3, "canary": 10}}
     assert catalogue.models["digits"].chosen == {10}
 
 
-def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Workspace, base: Path) -> None:
-    """Somebody may be writing it; the newest one is asked for unless the settings say otherwise."""
+def test_a_version_without_a_model_is_an_error_only_if_it_is_chosen(workspace: Workspace, base: Path) -> None:
+    """The version may still be written; by default the newest one is chosen."""
     (base / "11").mkdir()
     with pytest.raises(RepositoryError, match="version 11 of digits"):
         loaded(workspace, path=base)
@@ -132,10 +130,8 @@ def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Wo
     assert (entry.versions, list(entry.broken)) == ((2, 3, 10), [11])
 
 
-def test_of_several_models_the_broken_ones_are_told_apart(
-    workspace: Workspace, base: Path, tmp_path: Path
-) -> None:
-    """One is not there, one has changed since it was registered, one lacks a version; the others are loaded."""
+def test_broken_models_do_not_stop_the_others(workspace: Workspace, base: Path, tmp_path: Path) -> None:
+    """One model is missing, one has changed since its registration, one lacks a version; the others are loaded."""
     (base / "11").mkdir()
     write(tmp_path / "net.onnx")
     registered = Repository(workspace.models_dir).register(
@@ -164,10 +160,10 @@ def test_of_several_models_the_broken_ones_are_told_apart(
 
 
 @pytest.mark.parametrize(("exit_on_error", "hidden"), [(None, True), (True, True), (False, False)])
-def test_a_single_model_that_is_not_there_is_an_error(
+def test_a_single_missing_model_is_an_error(
     workspace: Workspace, tmp_path: Path, exit_on_error: bool | None, hidden: bool
 ) -> None:
-    """Unless the server is to go on without it."""
+    """It is no error if the server shall start without it."""
     settings = ServerSettings(
         models=(ModelSettings(path=tmp_path / "net.onnx"),), exit_on_error=exit_on_error
     )
@@ -181,7 +177,7 @@ def test_a_single_model_that_is_not_there_is_an_error(
 
 
 def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_path: Path) -> None:
-    """With no model named the registered ones are served, and those that cannot be are said."""
+    """Without named models the registered ones are served; those that only a script can load are listed."""
     repository = Repository(workspace.models_dir)
     write(tmp_path / "script" / "score.py")
     write(tmp_path / "weights" / "model.pkl")
@@ -200,7 +196,7 @@ def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_
 
 
 def test_registered_models(workspace: Workspace, base: Path) -> None:
-    """A number in the reference is the only version there is; without one all are there."""
+    """A number in the reference chooses this version only; without one all versions are available."""
     repository = Repository(workspace.models_dir)
     for _ in range(3):
         repository.register("digits", base / "2" / "model.onnx", now=datetime(2026, 10, 18, tzinfo=UTC))
@@ -212,7 +208,7 @@ def test_registered_models(workspace: Workspace, base: Path) -> None:
 
 
 def test_fingerprints_change_with_the_files(workspace: Workspace, base: Path) -> None:
-    """Of each version alone; a configuration beside the versions is part of all of them."""
+    """Each version has its own; a configuration beside the versions is part of all."""
 
     def look() -> list[str]:
         entry = find_available_models(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
@@ -245,13 +241,13 @@ def test_folders_may_be_deeper_than_calls_can_be(workspace: Workspace, base: Pat
             source_files(base / "3")
     finally:
         (folders[-1] / "table.txt").unlink()
-        # What removes whole trees goes down by calls.
+        # Functions that remove whole trees recurse.
         for folder in reversed(folders[1:]):
             folder.rmdir()
 
 
-def test_of_a_script_only_python_counts(workspace: Workspace, tmp_path: Path) -> None:
-    """It may write beside itself while it serves."""
+def test_only_python_files_of_a_script_count(workspace: Workspace, tmp_path: Path) -> None:
+    """A script may write other files beside itself while it serves."""
     path = tmp_path / "script" / "score.py"
     write(path, b"def init(): ...\ndef run(raw_data): ...\n")
 
@@ -267,7 +263,7 @@ def test_of_a_script_only_python_counts(workspace: Workspace, tmp_path: Path) ->
 
 
 def test_a_replaced_labels_file_is_noticed(base: Path) -> None:
-    """By a look at its entry in the folder, not by reading it."""
+    """Its entry in the folder shows it, without reading the file."""
     missing = labels_mark(base)
     change_labels(base, {"stable": 3})
     first = labels_mark(base)
@@ -278,7 +274,7 @@ def test_a_replaced_labels_file_is_noticed(base: Path) -> None:
 
 
 def test_the_command_line_sets_the_policy(base: Path, tmp_path: Path) -> None:
-    """Of PATH and --model, else as the default of all models."""
+    """Options are for PATH and --model, or the default of all models."""
     parser = argparse.ArgumentParser()
     serve_command.add_arguments(parser)
     workspace = ["--workspace", str(tmp_path / "workspace"), "--versions", "latest:2"]
@@ -301,7 +297,7 @@ def test_the_command_line_sets_the_policy(base: Path, tmp_path: Path) -> None:
 def test_unexpected_error_of_one_model_breaks_that_model_alone(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Whatever reading its files raises, the other models are served."""
+    """After any error of reading its files, the other models are served."""
     for name in ("bad", "good"):
         write(tmp_path / "repository" / name / "1" / "model.onnx")
     module, _, function = place.rpartition(".")

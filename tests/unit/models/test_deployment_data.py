@@ -1,4 +1,4 @@
-"""Which images a deployed model takes and what is collected of it: settings, registration, and missing packages."""
+"""Images and collected data of a deployed model: settings, registration, and missing packages."""
 
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -47,10 +47,10 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(deployments, "find_spec", lambda name: None if name == package else find(name))
 
 
-def test_fast_decoding_needs_what_scales_jpegs_by_eighths(
+def test_fast_decoding_needs_simplejpeg(
     workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pillow would decode other pixels, so nothing is passed over; `precise` does without."""
+    """Pillow would decode other pixels, so there is no fallback; `precise` does not need the package."""
     without(monkeypatch, "simplejpeg")
     precise = ModelSettings(path=script, image=ImageInput(8, 8))
     assert deployed(workspace, precise).image == ImageInput(8, 8)
@@ -62,7 +62,7 @@ def test_fast_decoding_needs_what_scales_jpegs_by_eighths(
 def test_decoding_on_a_gpu_needs_one_that_decodes(
     workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start says what is missing; no other way to decode asks for a GPU."""
+    """The error has the reason; other ways of decoding need no GPU."""
     image = ImageInput(8, 8, decoding="gpu")
     model = ModelSettings(path=script, image=image)
     monkeypatch.setattr(deployments, "find_decoder_problem", lambda: None)
@@ -80,7 +80,7 @@ def test_decoding_on_a_gpu_needs_one_that_decodes(
 def test_a_registered_image_input_is_served_unless_the_settings_say_another(
     workspace: Workspace, script: Path
 ) -> None:
-    """What was registered with a model holds without a setting; a setting wins over it."""
+    """The registered image input counts without a setting; a setting overrules it."""
     Repository(workspace.models_dir).register(
         "digits", script, now=datetime(2026, 1, 1, tzinfo=UTC), image=DIGITS.to_json()
     )
@@ -94,7 +94,7 @@ def test_a_registered_image_input_is_served_unless_the_settings_say_another(
 def test_without_pillow_a_setting_is_an_error_and_a_registration_a_warning(
     workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An image input that the operator asks for needs Pillow; one that came with the model leaves the numbers."""
+    """An image input of the settings needs Pillow; without it, one of the registration is ignored."""
     without(monkeypatch, "PIL")
     with pytest.raises(
         InvalidSettings, match=r"digits: images are decoded by Pillow.* pip install 'pillow>="
@@ -109,19 +109,19 @@ def test_without_pillow_a_setting_is_an_error_and_a_registration_a_warning(
     assert len(caplog.records) == 1
 
 
-def test_the_server_collects_what_models_do_not_say_otherwise(workspace: Workspace, script: Path) -> None:
-    """`collect` of a model wins over the server's, also to turn it off."""
+def test_the_setting_collect_of_a_model_overrules_the_servers(workspace: Workspace, script: Path) -> None:
+    """It can also switch collection off."""
     plain = ModelSettings(path=script)
-    some = CollectionSettings(sample_rate=0.5)
+    sampled = CollectionSettings(sample_rate=0.5)
     assert deployed(workspace, plain).collection is None
     assert not workspace.root.exists()
-    everything = deployed(workspace, plain, collect=True)
-    assert everything.collection == CollectionSettings()
-    assert everything.data_dir == workspace.root / "data" / "digits"
+    collecting = deployed(workspace, plain, collect=True)
+    assert collecting.collection == CollectionSettings()
+    assert collecting.data_dir == workspace.root / "data" / "digits"
     assert workspace.root.exists()
     for server in (False, True):
-        own = deployed(workspace, ModelSettings(path=script, collect=some), collect=server)
-        assert own.collection == some
+        own = deployed(workspace, ModelSettings(path=script, collect=sampled), collect=server)
+        assert own.collection == sampled
         assert (
             deployed(workspace, ModelSettings(path=script, collect=False), collect=server).collection is None
         )
@@ -130,7 +130,7 @@ def test_the_server_collects_what_models_do_not_say_otherwise(workspace: Workspa
 def test_parquet_without_pyarrow_is_an_error(
     workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start says what to install; JSON lines need nothing."""
+    """The error says what to install; JSON lines need no package."""
     without(monkeypatch, "pyarrow")
     with pytest.raises(InvalidSettings, match=r"collect: .* pip install 'pyarrow>="):
         deployed(workspace, ModelSettings(path=script, collect=CollectionSettings(format="parquet")))
@@ -138,7 +138,7 @@ def test_parquet_without_pyarrow_is_an_error(
 
 
 def test_settings_are_read_from_the_deployment_file(tmp_path: Path) -> None:
-    """Both settings of a model are mappings in YAML; what is wrong in them is said with the file's name."""
+    """Both settings of a model are mappings in YAML; errors in them have the file's name."""
     file = tmp_path / "deployment.yaml"
     file.write_text("""
 max_image_mpx: 0.5

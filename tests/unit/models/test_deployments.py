@@ -45,7 +45,7 @@ def script(folder: Path, name: str = "score.py") -> Path:
 
 
 def onnx(path: Path) -> Path:
-    """A file that is called an ONNX model; nobody loads it here."""
+    """A file with the name of an ONNX model, which is never loaded."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"weights of " + path.name.encode())
     return path
@@ -86,7 +86,7 @@ def test_relative_paths_become_absolute(
 def test_a_models_settings_win_over_the_servers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Name, model folder and batching can be said per model; zero delay is said too."""
+    """Name, model folder and batching can be set per model; zero is a delay too."""
     weights = tmp_path / "weights"
     weights.mkdir()
     own = ModelSettings(
@@ -111,7 +111,7 @@ def test_a_models_settings_win_over_the_servers(
 def test_replicas_and_devices_of_a_model_win_over_the_servers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing comes from the server; replicas on the CPU share the threads of their model."""
+    """The server has the defaults; replicas on the CPU share the threads of their model."""
     for module in ("stoker.models.deployments", "stoker.settings.server"):
         monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     path = onnx(tmp_path / "digits.onnx")
@@ -131,10 +131,8 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
     assert (plain.devices, plain.threads) == (("cpu",) * 3, 2)
 
 
-def test_precision_auto_is_shown_as_what_it_became(
-    tmp_path: Path, workspace: Workspace, leases: ExitStack
-) -> None:
-    """TF32, also where nothing is set: the console shows the deployment's precision."""
+def test_precision_auto_becomes_tf32(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
+    """The deployment has TF32, also by default: the console shows it."""
     path = onnx(tmp_path / "digits.onnx")
     deployed = deploy(
         workspace,
@@ -149,7 +147,7 @@ def test_precision_auto_is_shown_as_what_it_became(
 def test_settings_of_a_gpu_reach_the_servable(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """What TensorRT builds is kept in the workspace, by model, version and files; others have no such folder."""
+    """Engines of TensorRT are kept in the workspace, by model, version and files; other models have no folder."""
     path = onnx(tmp_path / "digits.onnx")
     fast = ModelSettings(path=path, name="fast", provider="tensorrt", precision="fp16", gpu_memory_mb=100)
     plain, built = deploy(workspace, leases, ModelSettings(path=path, optimize="off"), fast)
@@ -168,7 +166,7 @@ def test_settings_of_a_gpu_reach_the_servable(
 def test_compiled_code_is_kept_in_the_workspace(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """That of PyTorch's compiler, on the CPU too; models that are not compiled have no such folder."""
+    """PyTorch's compiled code has a folder, on the CPU too; models that are not compiled have none."""
     path = onnx(tmp_path / "net.pt2")
     plain, compiled = deploy(
         workspace, leases, ModelSettings(path=path), ModelSettings(path=path, name="fast", compile=True)
@@ -182,7 +180,7 @@ def test_compiled_code_is_kept_in_the_workspace(
 def test_settings_that_a_framework_does_not_have_are_refused(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Before any process is started."""
+    """They are refused before a process is started."""
     digits = ModelSettings(path=onnx(tmp_path / "digits.onnx"), xla=True)
     assert str(refusal(workspace, leases, digits)).startswith("digits: xla is for SavedModels")
 
@@ -190,7 +188,7 @@ def test_settings_that_a_framework_does_not_have_are_refused(
 def test_models_are_audited_and_scripts_are_not(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """A model says otherwise than the server; who wants it for a script is told why not."""
+    """A model may overrule the server; for a script the setting is an error with the reason."""
     path = onnx(tmp_path / "digits.onnx")
     named = [
         ModelSettings(path=path, name=f"m{number}", audit=rate) for number, rate in enumerate((None, 0.0, 1))
@@ -203,7 +201,7 @@ def test_models_are_audited_and_scripts_are_not(
 
 
 def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
-    """What a model says of itself wins over the defaults of all models, those over the server's settings."""
+    """Settings of a model overrule the defaults of all models, which overrule the server's settings."""
     path = onnx(tmp_path / "digits.onnx")
     own, plain = deploy(
         workspace,
@@ -249,7 +247,7 @@ def test_frontends_share_a_limit(
 def test_frontends_share_the_room_for_kept_answers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """What all frontends keep is no more than was said, whether or not requests are limited."""
+    """All frontends together keep no more than the setting, whether or not requests are limited."""
     path = onnx(tmp_path / "digits.onnx")
     for limit in (None, 4):
         model = ModelSettings(path=path, cache_mb=1.5, max_concurrent_requests=limit)
@@ -262,7 +260,7 @@ def test_frontends_share_the_room_for_kept_answers(
 def test_cache_mb_of_an_entry_script_keeps_its_answers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Setting it is enough: its author vouches that equal requests have equal answers."""
+    """With the setting the author vouches that equal requests have equal answers."""
     (deployed,) = deploy(workspace, leases, ModelSettings(path=script(tmp_path / "a"), cache_mb=1))
     assert deployed.cache_bytes == 1 << 20
 
@@ -291,10 +289,10 @@ def test_the_batch_size_of_a_foreign_layout_counts(
         assert limited.max_batch_rows == most
 
 
-def test_tritons_configuration_is_laid_under_the_operators_settings(
+def test_the_operators_settings_overrule_tritons_configuration(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Versions, delay, instances and device are its own where nothing else is said; what is passed over is noted."""
+    """Versions, delay, instances and device count unless the operator sets others; ignored fields are noted."""
     base = tmp_path / "digits"
     for version in ("1", "2", "3"):
         onnx(base / version / "model.onnx")
@@ -335,7 +333,7 @@ def test_configured_batch_size_declares_the_batch_axis(
     assert batched(max_batch_rows=8) is batched(batching="rows") is None
 
 
-def test_with_nothing_named_everything_registered_is_served(
+def test_without_named_models_all_registered_ones_are_served(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
     """Each registered model in its newest version."""
@@ -348,7 +346,7 @@ def test_with_nothing_named_everything_registered_is_served(
     ]
 
 
-def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
+def test_an_unreadable_manifest_stops_only_its_own_version(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
     """Another model is served, an older version too, and an old one that is broken does no harm."""
@@ -389,7 +387,7 @@ def test_model_registered_as_files_is_not_served_by_itself(
 def test_a_registered_model_can_be_named_with_its_version(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
-    """NAME is the newest version, NAME:VERSION that one; two versions go side by side under two names."""
+    """NAME is the newest version, NAME:VERSION a certain one; two versions can have two names."""
     for _ in range(3):
         repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
     deployed = deploy(
@@ -414,7 +412,7 @@ def test_a_served_version_is_held(tmp_path: Path, workspace: Workspace, reposito
 def test_a_changed_file_is_refused_by_its_name(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
-    """What was registered is what is served."""
+    """Only the registered content is served."""
     registered = repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
     registered.path.chmod(0o600)
     registered.path.write_bytes(b"other weights")
@@ -429,8 +427,8 @@ def refusal(workspace: Workspace, leases: ExitStack, *models: ModelSettings) -> 
     return refused.value
 
 
-def test_an_empty_workspace_says_what_to_do(workspace: Workspace, leases: ExitStack) -> None:
-    """Who starts with nothing gets two ways on."""
+def test_an_empty_workspace_is_an_error_with_advice(workspace: Workspace, leases: ExitStack) -> None:
+    """The error names two commands."""
     error = refusal(workspace, leases)
     assert isinstance(error, RepositoryError)
     assert "stoker serve model.onnx" in str(error)
@@ -447,7 +445,7 @@ def test_unknown_models_and_paths_are_refused(
 
 
 def test_two_models_cannot_share_a_name(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:
-    """The name is the address; the message says which."""
+    """The name is the address; the message has it."""
     first, second = onnx(tmp_path / "a" / "digits.onnx"), onnx(tmp_path / "b" / "digits.onnx")
     error = refusal(workspace, leases, ModelSettings(path=first), ModelSettings(path=second))
     assert isinstance(error, InvalidSettings)
@@ -493,7 +491,7 @@ def test_a_model_folder_must_exist(tmp_path: Path, workspace: Workspace, leases:
 def test_a_model_of_mlflow_is_served_by_our_script(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
-    """Its folder is the model's, its example the sample, its file that of the packages; registered as it is."""
+    """Its folder is the model's, its example the sample, its environment file that of the packages."""
     folder = write_mlmodel(
         tmp_path / "prices",
         {"sklearn": {"pickled_model": "model.pkl"}},
@@ -540,7 +538,7 @@ def mlflow_in(folder: Path) -> Path:
 def test_pickles_of_mlservers_models_need_permission_in_a_folder(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Also where the settings name a file beside the models' folders; the folder of one model is named."""
+    """A named file beside the models' folders needs permission too; the folder of one model does not."""
     for name, uri in (("homes", "./model.pkl"), ("flats", "../shared.pkl")):
         pickle_in(tmp_path / "models" / name)
         settings = {
@@ -589,7 +587,7 @@ def test_pickles_that_the_operator_names_need_no_setting(
     leases: ExitStack,
     write: Callable[[Path], Path],
 ) -> None:
-    """A file, the folder around it, one version of a folder of models, and what is registered in the workspace."""
+    """This holds for a file, the folder around it, one version of a folder of models, and registered models."""
     file = write(tmp_path / "models" / "homes" / "1")
     repository.register("homes", file, now=NOW)
     for named in (
@@ -605,7 +603,7 @@ def test_pickles_that_the_operator_names_need_no_setting(
 def test_manifests_in_a_folder_of_models_give_no_permission(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Whoever can write a pickle there can write one of those too; the folder of one version is named."""
+    """A writer of pickles can write manifests too; the folder of one version may be named instead."""
     registered = Repository(tmp_path / "shared").register("homes", pickle_in(tmp_path / "homes"), now=NOW)
     for path in (tmp_path / "shared", tmp_path / "shared" / "homes"):
         with pytest.raises(InvalidSettings, match="homes lies in a folder of models"):
@@ -617,7 +615,7 @@ def test_manifests_in_a_folder_of_models_give_no_permission(
 def test_file_without_pickles_needs_no_permission(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """Boosters in files of their libraries, ONNX models and scripts are served from a folder of models as ever."""
+    """Boosters in files of their libraries, ONNX models and scripts are served from a folder of models."""
     onnx(tmp_path / "models" / "digits" / "1" / "model.onnx")
     script(tmp_path / "models" / "app" / "1")
     booster = tmp_path / "models" / "trees" / "1" / "model.json"
@@ -630,7 +628,7 @@ def test_file_without_pickles_needs_no_permission(
 def test_a_model_of_mlflow_keeps_its_name_and_files(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
-    """A SavedModel in it is served under the name of MLflow's folder, and registered with what lies around it."""
+    """A SavedModel in it is served under the name of MLflow's folder, and registered with the files around it."""
     folder = write_mlmodel(tmp_path / "shop" / "digits", {"tensorflow": {"saved_model_dir": "tf2model"}})
     (folder / "tf2model").mkdir()
     (folder / "tf2model" / "saved_model.pb").touch()

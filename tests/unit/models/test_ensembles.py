@@ -47,7 +47,7 @@ def repository(tmp_path: Path, text: str = ENSEMBLE) -> Path:
 
 
 def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
-    """Its steps, maps and ends are those of the file; -1 is no version."""
+    """Its steps, maps, inputs and outputs are those of the file; -1 is no version."""
     folder = repository(tmp_path)
     assert ensembles_of([ModelSettings(path=folder), ModelSettings(registered="other")]) == (
         Pipeline(
@@ -64,7 +64,7 @@ def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (('name: "digits"', 'name: "other"'), "its name is 'other', and its folder is digits"),
         (('model_name: "scale"', ""), r"ensemble_scheduling.step\[0\].model_name is missing"),
@@ -81,19 +81,19 @@ def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_ensemble_is_refused_with_folder_and_field(
-    tmp_path: Path, change: tuple[str, str], said: str
+    tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     """The message names the folder and the field."""
     folder = repository(tmp_path, ENSEMBLE.replace(*change, 1))
-    with pytest.raises(InvalidSettings, match=f"^config.pbtxt of digits: .*{said}"):
+    with pytest.raises(InvalidSettings, match=f"^config.pbtxt of digits: .*{message}"):
         ensembles_of([ModelSettings(path=folder)])
     broken: dict[tuple[str, int], Exception] = {}
     assert ensembles_of([ModelSettings(path=folder)], broken) == ()  # type: ignore[arg-type]  # its values are narrower
     assert list(broken) == [("digits", 1)]
 
 
-def test_a_file_that_is_not_read_is_told_of_as_that_of_a_model(tmp_path: Path) -> None:
-    """Nobody can know what it was to be."""
+def test_an_unreadable_file_is_an_error_of_a_model(tmp_path: Path) -> None:
+    """Without its content it is not known to be an ensemble."""
     folder = repository(tmp_path, ENSEMBLE + "}")
     assert ensembles_of([ModelSettings(path=folder)]) == ()
     broken: dict[tuple[str, int], Exception] = {}

@@ -1,4 +1,4 @@
-"""What Triton's configuration says of batching when it comes with a load."""
+"""Triton's configuration of batching in a load request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.models.load_config import adjustments_of
-from stoker.models.pbtxt import InvalidField
+from stoker.models.pbtxt_fields import InvalidField
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 

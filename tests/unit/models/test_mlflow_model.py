@@ -1,4 +1,4 @@
-"""Models in MLflow's format: what a folder holds, what a body becomes, what is answered."""
+"""Models in MLflow's format: their folders, the bodies of requests, and the answers."""
 
 import datetime as dt
 import json
@@ -39,7 +39,7 @@ def model(sklearn: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowModel:
 
 
 def echoing(monkeypatch: pytest.MonkeyPatch, folder: Path, predict: Any) -> MlflowModel:
-    """A model that an mlflow of the test loads."""
+    """A model that is loaded by a puppet of mlflow."""
     pyfunc = types.ModuleType("mlflow.pyfunc")
     pyfunc.load_model = lambda path: types.SimpleNamespace(predict=predict)  # type: ignore[attr-defined]
     mlflow = types.ModuleType("mlflow")
@@ -55,7 +55,7 @@ def ask(model: MlflowModel, body: Any) -> Any:
 
 
 def test_onnx_is_served_by_its_runtime(tmp_path: Path) -> None:
-    """The file that the flavor names is what is loaded, in a folder too, as older versions of MLflow write it."""
+    """The file of the flavor is loaded, also in a folder, as older versions of MLflow write it."""
     folder = write_onnx(tmp_path / "doubler")
     assert detect(folder) == Detected("onnx", folder / "model.onnx")
     write_mlmodel(tmp_path / "old", {"onnx": {"data": "data"}})
@@ -72,7 +72,7 @@ def test_onnx_is_served_by_its_runtime(tmp_path: Path) -> None:
     ],
 )
 def test_a_saved_model_is_served_by_tensorflow(tmp_path: Path, flavor: dict[str, Any], saved: str) -> None:
-    """Where there is a SavedModel, TensorFlow loads it; the model has the name of MLflow's folder."""
+    """TensorFlow loads a SavedModel; the model has the name of MLflow's folder."""
     folder = write_mlmodel(tmp_path / "m", {"tensorflow": flavor, **PYFUNC})
     (folder / saved).mkdir(parents=True)
     (folder / saved / "saved_model.pb").touch()
@@ -91,7 +91,7 @@ def test_a_saved_model_is_served_by_tensorflow(tmp_path: Path, flavor: dict[str,
     ],
 )
 def test_the_rest_is_served_by_a_script(tmp_path: Path, flavors: dict[str, Any]) -> None:
-    """Functions, .keras files, other signatures and graphs, and pickles are what no runtime loads."""
+    """No runtime loads functions, .keras files, other signatures and graphs, and pickles."""
     folder = write_mlmodel(tmp_path / "m", flavors)
     (folder / "tf").mkdir()
     (folder / "tf" / "saved_model.pb").touch()
@@ -120,7 +120,7 @@ def test_a_script_of_the_users_own_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_mlflow_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """The message says what the folder holds and what is served."""
+    """The message has the flavors of the folder, and those that are served."""
     (tmp_path / "MLmodel").write_text(text)
     with pytest.raises(RepositoryError, match=message):
         detect(tmp_path)
@@ -137,7 +137,7 @@ def test_unsupported_mlflow_model_is_refused(tmp_path: Path, text: str, message:
     ],
 )
 def test_signatures(tmp_path: Path, signature: Any, expected: Any) -> None:
-    """Columns and tensors are read; nested types and what is malformed are left to mlflow."""
+    """Columns and tensors are read; nested types and malformed signatures are left to mlflow."""
     assert MlflowFolder.read(write_mlmodel(tmp_path, PYFUNC, signature)).inputs == expected
 
 
@@ -211,14 +211,14 @@ def test_azures_body_gets_bare_predictions(model: MlflowModel, value: Any) -> No
     ],
 )
 def test_mlflow_request_that_does_not_fit_gets_400(model: MlflowModel, body: Any, message: str) -> None:
-    """The message says what was expected; the status is 400, as MLflow's."""
+    """The message has the expected format; the status is 400, as in MLflow."""
     with pytest.raises(RequestError, match=message) as refusal:
         ask(model, body)
     assert refusal.value.status == 400
 
 
 def test_types_do_not_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a signature each row of a table has the types that it has alone, whoever it has come with."""
+    """With a signature each row of a table has the types that it has alone."""
     kinds = ("boolean", "integer", "long", "float", "double", "string", "datetime")
     folder = write_mlmodel(tmp_path, PYFUNC, [{"name": kind, "type": kind} for kind in kinds])
     seen: list[pd.DataFrame] = []
@@ -239,7 +239,7 @@ def test_types_do_not_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_tensors_have_the_types_of_the_signature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Arrays become those of the signature, by name where they have names; others are refused."""
+    """Arrays get the types of the signature, by name if they have names; other arrays are refused."""
     spec = {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 2]}}
     seen: list[Any] = []
     model = echoing(
@@ -266,10 +266,10 @@ def test_tensors_have_the_types_of_the_signature(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("dtype", "number"), [("int32", 1 << 31), ("uint8", -1), ("uint8", 256)])
-def test_whole_numbers_become_no_others(
+def test_whole_numbers_that_do_not_fit_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, number: int
 ) -> None:
-    """A number that the dtype of the signature cannot hold is refused, not cut to what it can."""
+    """A number that the dtype of the signature cannot hold is refused, not cut."""
     spec = {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": [-1]}}
     model = echoing(monkeypatch, write_mlmodel(tmp_path, PYFUNC, [spec]), lambda data: data)
     assert ask(model, {"inputs": [1, 127]}) == {"predictions": [1, 127]}
@@ -279,7 +279,7 @@ def test_whole_numbers_become_no_others(
 
 @pytest.mark.parametrize("value", ["?", "Ω", "YQ"])
 def test_binary_columns_are_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str) -> None:
-    """Letters that are none of it are not passed over."""
+    """Other letters are refused."""
     columns = [{"name": "content", "type": "binary"}]
     model = echoing(
         monkeypatch, write_mlmodel(tmp_path, PYFUNC, columns), lambda table: [len(table["content"][0])]
@@ -289,7 +289,7 @@ def test_binary_columns_are_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ask(model, {"inputs": [[value]]})
 
 
-def test_mlflow_loads_what_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_installed_mlflow_loads_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With mlflow the function is its own; params reach it, and tables come back as records."""
     folder = write_mlmodel(tmp_path, PYFUNC)
 
@@ -308,7 +308,7 @@ def test_mlflow_loads_what_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_series_is_answered_as_records(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, key: str
 ) -> None:
-    """As a table with one column, which is how MLflow's own server writes it."""
+    """MLflow's own server writes it as a table with one column."""
     model = echoing(
         monkeypatch, write_mlmodel(tmp_path, PYFUNC), lambda table: pd.Series([1.5, 2.5], name=name)
     )
@@ -322,7 +322,7 @@ def test_series_is_answered_as_records(
 def test_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, flavors: Any, message: str
 ) -> None:
-    """Who lacks what a model needs is told what to install."""
+    """The error says which packages to install."""
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name in (missing, "mlflow") else object()
     )
@@ -367,7 +367,7 @@ def test_runtimes_take_examples_of_arrays_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_flask")
 def test_the_entry_script_serves_the_folder(sklearn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script of ours is one like any other: `init` loads the folder that the server names, `run` answers."""
+    """Stoker's script works like any other: `init` loads the folder that the server names, `run` answers."""
     monkeypatch.setenv("AZUREML_MODEL_DIR", str(sklearn))
     script = EntryScript(ENTRY_SCRIPT, sklearn)
     script.initialise(lambda result: result)

@@ -21,10 +21,12 @@ XGBOOST = b'{"learner":{}}'
 LIGHTGBM = b"tree\nversion=v4\n"
 
 
-def model(folder: Path, said: Any, **files: bytes) -> Path:
-    """A folder with settings and files, whose names have `__` for their dots."""
+def model(folder: Path, settings_of_model: Any, **files: bytes) -> Path:
+    """Make a folder with settings and files, whose names have `__` for their dots."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model-settings.json").write_text(said if isinstance(said, str) else json.dumps(said))
+    (folder / "model-settings.json").write_text(
+        settings_of_model if isinstance(settings_of_model, str) else json.dumps(settings_of_model)
+    )
     for name, content in files.items():
         (folder / name.replace("__", ".")).write_bytes(content)
     return folder
@@ -46,8 +48,8 @@ def test_model_of_each_runtime_is_found(
     tmp_path: Path, implementation: str, parameters: Any, file: str, content: bytes
 ) -> None:
     """By its URI, relative to its settings, or else under the names that the runtime looks for."""
-    said = {"name": "iris", "implementation": implementation, "parameters": parameters}
-    folder = model(tmp_path / "any", said, **{file.replace(".", "__"): content})
+    settings_of_model = {"name": "iris", "implementation": implementation, "parameters": parameters}
+    folder = model(tmp_path / "any", settings_of_model, **{file.replace(".", "__"): content})
     (source,) = discover(folder)
     framework = "onnx" if file.endswith(".onnx") else "sklearn"
     assert (source.name, source.version, source.framework, source.path) == (
@@ -59,7 +61,7 @@ def test_model_of_each_runtime_is_found(
 
 
 def test_model_of_mlflow_is_found(tmp_path: Path) -> None:
-    """Its URI is a folder with MLmodel, which says what loads it."""
+    """Its URI is a folder with MLmodel, which has the flavor."""
     folder = model(
         tmp_path / "wine", {"implementation": "mlserver_mlflow.MLflowRuntime", "parameters": {"uri": "./runs/model"}}
     )  # fmt: skip
@@ -72,7 +74,7 @@ def test_model_of_mlflow_is_found(tmp_path: Path) -> None:
 
 
 def test_repository_has_models_of_each_layout(tmp_path: Path) -> None:
-    """Beside each other, in folders of versions too; one that is broken costs nobody else anything."""
+    """The layouts may be mixed, also with folders of versions; a broken model does not stop the others."""
     onnx = tmp_path / "digits" / "1"
     onnx.mkdir(parents=True)
     (onnx / "model.onnx").touch()
@@ -95,17 +97,17 @@ def test_repository_has_models_of_each_layout(tmp_path: Path) -> None:
 
 
 def test_model_outside_the_folder_of_its_version_is_found(tmp_path: Path) -> None:
-    """Its files are compared where they are."""
+    """Its fingerprint is that of its files outside."""
     (tmp_path / "shared.pkl").touch()
-    said = {"implementation": SKLEARN, "parameters": {"uri": "../../shared.pkl"}}
-    model(tmp_path / "repository" / "7", said)
+    settings_of_model = {"implementation": SKLEARN, "parameters": {"uri": "../../shared.pkl"}}
+    model(tmp_path / "repository" / "7", settings_of_model)
     (source,) = discover(tmp_path / "repository")
     assert (source.name, source.version, source.path) == ("repository", 7, tmp_path / "shared.pkl")
     assert source.fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("said", "version", "settings"),
+    ("settings_of_model", "version", "settings"),
     [
         ({"parameters": {"version": "3"}}, 3, {}),
         ({"parameters": {"version": "v3"}}, 3, {"labels": {"v3": 3}}),
@@ -116,10 +118,10 @@ def test_model_outside_the_folder_of_its_version_is_found(tmp_path: Path) -> Non
         ({"parameters": {"content_type": "pd"}, "inputs": [{"parameters": {"content_type": "np"}}]}, 1, {}),
     ],
 )  # fmt: skip
-def test_settings_are_honoured(tmp_path: Path, said: Any, version: int, settings: Any) -> None:
+def test_settings_count(tmp_path: Path, settings_of_model: Any, version: int, settings: Any) -> None:
     """A version that is no number is a label; batches have MLServer's bounds."""
     source = read_model_folder(
-        model(tmp_path, {"name": "m", "implementation": SKLEARN, **said}, model__pkl=b"")
+        model(tmp_path, {"name": "m", "implementation": SKLEARN, **settings_of_model}, model__pkl=b"")
     )
     assert source.version == version
     assert source.own_settings is not None
@@ -128,9 +130,14 @@ def test_settings_are_honoured(tmp_path: Path, said: Any, version: int, settings
 
 
 def test_settings_without_an_effect_on_answers_are_noted(tmp_path: Path) -> None:
-    """By its name, with what there is in its place."""
-    said = {"implementation": SKLEARN, "parallel_workers": 2, "platform": "", "parameters": {"format": "x"}}
-    notes = read_model_folder(model(tmp_path / "m", said, model__pkl=b"")).notes
+    """Each note has the name of the setting, and a setting of Stoker instead."""
+    settings_of_model = {
+        "implementation": SKLEARN,
+        "parallel_workers": 2,
+        "platform": "",
+        "parameters": {"format": "x"},
+    }
+    notes = read_model_folder(model(tmp_path / "m", settings_of_model, model__pkl=b"")).notes
     source = f"model-settings.json in {tmp_path / 'm'}"
     assert notes == (
         f"{source}: format is passed over",
@@ -139,7 +146,7 @@ def test_settings_without_an_effect_on_answers_are_noted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("settings_of_model", "message"),
     [
         ("{", "cannot be read"),
         ([], "must be an object"),
@@ -158,12 +165,14 @@ def test_settings_without_an_effect_on_answers_are_noted(tmp_path: Path) -> None
         ({"max_batch_size": 8, "max_batch_time": "soon"}, "must be a number of seconds, not 'soon'"),
     ],
 )  # fmt: skip
-def test_settings_that_are_not_offered_are_refused(tmp_path: Path, said: Any, message: str) -> None:
-    """The sentence names the file, the key, and what to do instead."""
-    if isinstance(said, dict) and said:
-        said = {"implementation": SKLEARN, **said}
+def test_settings_that_are_not_offered_are_refused(
+    tmp_path: Path, settings_of_model: Any, message: str
+) -> None:
+    """The sentence names the file, the key, and the way to do without."""
+    if isinstance(settings_of_model, dict) and settings_of_model:
+        settings_of_model = {"implementation": SKLEARN, **settings_of_model}
     with pytest.raises(RepositoryError, match=message) as refused:
-        read_model_folder(model(tmp_path, said, model__pkl=b""))
+        read_model_folder(model(tmp_path, settings_of_model, model__pkl=b""))
     assert str(refused.value).startswith(f"model-settings.json in {tmp_path}")
 
 
@@ -174,18 +183,18 @@ def test_settings_that_are_not_offered_are_refused(tmp_path: Path, said: Any, me
         ("rooms", "8", "'8' is not that of its folder, 7"),
     ],
 )
-def test_folder_of_a_version_is_what_its_settings_say(
+def test_settings_that_contradict_the_folder_of_a_version_are_refused(
     tmp_path: Path, name: str, version: str, message: str
 ) -> None:
-    """Its name and number stand twice, and one of both is wrong."""
-    said = {"name": name, "implementation": SKLEARN, "parameters": {"version": version}}
-    model(tmp_path / "rooms" / "7", said, model__pkl=b"")
+    """The name or the number of the folder differs from that in its settings."""
+    settings_of_model = {"name": name, "implementation": SKLEARN, "parameters": {"version": version}}
+    model(tmp_path / "rooms" / "7", settings_of_model, model__pkl=b"")
     with pytest.raises(RepositoryError, match=message):
         discover(tmp_path)
 
 
 def test_settings_of_a_version_change_its_fingerprint(tmp_path: Path) -> None:
-    """A reload reads them anew."""
+    """So a reload reads them again."""
     folder = model(tmp_path / "m", {"implementation": SKLEARN}, model__pkl=b"")
     before = read_model_folder(folder).fingerprint()
     model(folder, {"implementation": SKLEARN, "max_batch_size": 4})
@@ -193,21 +202,21 @@ def test_settings_of_a_version_change_its_fingerprint(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_server_are_imported(tmp_path: Path) -> None:
-    """Ports and the host are Stoker's, the rest is noted; without a model of MLServer the file is another's."""
+    """Ports and the host count, other settings are noted; without a model of MLServer the file is ignored."""
     file = tmp_path / "settings.json"
     file.write_text(
         '{"http_port": 9001, "grpc_port": 9002, "host": "0.0.0.0", "debug": true, "kafka_enabled": false}'
     )
     assert read_server_settings(tmp_path) is None
     model(tmp_path / "m", {"implementation": SKLEARN})
-    said = read_server_settings(tmp_path)
-    assert said is not None
-    assert said.server == {"port": 9001, "grpc_port": 9002, "host": "0.0.0.0"}
-    assert said.passed_over == (f"{file}: debug is passed over",)
+    imported = read_server_settings(tmp_path)
+    assert imported is not None
+    assert imported.server == {"port": 9001, "grpc_port": 9002, "host": "0.0.0.0"}
+    assert imported.passed_over == (f"{file}: debug is passed over",)
 
 
-def test_port_of_the_folder_is_that_of_the_command(tmp_path: Path) -> None:
-    """Unless an option says another."""
+def test_the_command_uses_the_port_of_the_folder(tmp_path: Path) -> None:
+    """An option overrules it."""
     model(tmp_path / "m", {"implementation": SKLEARN}, model__pkl=b"")
     (tmp_path / "settings.json").write_text('{"http_port": 9001}')
     parser = argparse.ArgumentParser()
@@ -224,7 +233,7 @@ def test_port_of_the_folder_is_that_of_the_command(tmp_path: Path) -> None:
 def test_settings_of_the_server_that_are_not_offered_are_refused(
     tmp_path: Path, key: str, value: Any
 ) -> None:
-    """Nobody finds out later that a server is another than its file says."""
+    """A server does not silently differ from its file."""
     model(tmp_path, {"implementation": SKLEARN})
     (tmp_path / "settings.json").write_text(json.dumps({key: value}))
     with pytest.raises(InvalidSettings, match=f"{key} is not offered"):

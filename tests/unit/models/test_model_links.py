@@ -43,7 +43,7 @@ NOT_FOR_SEQUENCES: list[tuple[dict[str, Any], str]] = [
 
 
 def register(repository: Repository, source: Path, name: str) -> Registered:
-    """A registered version of a file or folder; nobody loads it here."""
+    """Register a version of a file or folder, which is never loaded."""
     if source.suffix:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.write_bytes(b"weights of " + source.name.encode())
@@ -66,10 +66,10 @@ def test_one_model_is_its_version_folder(tmp_path: Path, repository: Repository)
 
 
 @pytest.mark.parametrize("name", ["digits.onnx", "outputs/model"])
-def test_a_copy_for_another_machine_has_what_the_links_have(
+def test_a_copy_for_another_machine_has_the_files_of_the_links(
     tmp_path: Path, repository: Repository, name: str
 ) -> None:
-    """Azure's form of a folder, VERSION/FOLDER/..., is there without links, which not all ways there carry."""
+    """Azure's form of a folder, VERSION/FOLDER/..., has no links, which not all transfers keep."""
     model = register(repository, tmp_path / name, "digits")
     linked, copied = link_models([model], tmp_path / "run"), tmp_path / "copy"
     copy_model(model, copied)
@@ -97,7 +97,7 @@ def test_several_models_are_below_one_folder(tmp_path: Path, repository: Reposit
 
 
 def test_a_folder_is_found_under_its_name_and_without_it(tmp_path: Path, repository: Repository) -> None:
-    """Azure puts `outputs/model` at VERSION/model; what is in it is in VERSION as well."""
+    """Azure puts `outputs/model` at VERSION/model; its files are in VERSION too."""
     model = register(repository, tmp_path / "outputs" / "model", "digits")
     folder = link_models([model], tmp_path / "run")
     assert sorted(path.name for path in folder.iterdir()) == ["labels", "model", "model.onnx"]
@@ -106,7 +106,7 @@ def test_a_folder_is_found_under_its_name_and_without_it(tmp_path: Path, reposit
 
 
 def test_the_same_models_give_the_same_folder(tmp_path: Path, repository: Repository) -> None:
-    """A second server and a restart find it as it is; other models have another one; nothing else is left."""
+    """A second server and a restart find it; other models have another one; no other files are left."""
     first = register(repository, tmp_path / "digits.onnx", "digits")
     second = register(repository, tmp_path / "digits.onnx", "digits")
     run_dir = tmp_path / "run"
@@ -117,7 +117,7 @@ def test_the_same_models_give_the_same_folder(tmp_path: Path, repository: Reposi
     assert len(list((run_dir / "models").iterdir())) == 3
 
 
-def test_a_folder_that_cannot_be_made_is_the_operators(tmp_path: Path, repository: Repository) -> None:
+def test_a_folder_that_cannot_be_made_is_an_operators_error(tmp_path: Path, repository: Repository) -> None:
     """The message names it; a version that is named twice is refused."""
     model = register(repository, tmp_path / "digits.onnx", "digits")
     (tmp_path / "run").write_text("a file")
@@ -165,7 +165,7 @@ def test_used_models_are_verified(
 def test_only_a_script_uses_models(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack, script: Path
 ) -> None:
-    """Other models have no settings of scripts, and nobody has two model folders."""
+    """Other models have no settings of scripts, and no model has two model folders."""
     model = register(repository, tmp_path / "digits.onnx", "digits")
     with pytest.raises(InvalidSettings, match="digits is no entry script: uses is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", uses=(model.reference,))

@@ -35,7 +35,7 @@ def test_every_form_of_the_format_is_read(text: str, message: object) -> None:
     assert parse(text) == message
 
 
-def test_names_are_told_from_texts() -> None:
+def test_names_are_not_texts() -> None:
     """`KIND_CPU` is the name of a value, `"KIND_CPU"` is a text."""
     message = parse('a: KIND_CPU b: "KIND_CPU"')
     assert [isinstance(message[field][0], Identifier) for field in ("a", "b")] == [True, False]
@@ -65,7 +65,7 @@ def test_names_are_told_from_texts() -> None:
     ],
 )
 def test_malformed_texts_are_refused_with_their_place(text: str, problem: str) -> None:
-    """Line, column, what was expected and what stands there."""
+    """The error has the line, the column, and the expected and the found text."""
     with pytest.raises(PbtxtError) as refused:
         parse(text)
     assert str(refused.value).startswith(problem)

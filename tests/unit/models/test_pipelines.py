@@ -1,4 +1,4 @@
-"""Pipelines joined with the signatures of their models: what callers see, and what does not fit."""
+"""Pipelines joined with the signatures of their models, and steps that do not fit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def free(dtype: str, *shape: int, name: str = "x", batched: bool = True) -> Sign
 
 
 def joined(*steps: tuple[Step, Signature], **more: Any) -> Signature:
-    """What callers see of a pipeline of these."""
+    """Return the signature of a pipeline of these steps for callers."""
     pipeline = Pipeline("p", tuple(step for step, _ in steps), **more)
     return join(pipeline, [signature for _, signature in steps]).signature
 
 
 def test_types_and_shapes_follow_from_the_steps() -> None:
-    """Callers send what the first step takes, and get what the last one gives, under the pipeline's names."""
+    """Callers send the inputs of the first step, and get the outputs of the last one, under the pipeline's names."""
     signature = joined(
         (Step("scale", "scale", outputs={"scaled": "x"}), SCALE),
         (Step("classify", "classify", outputs={"y": "scores"}), CLASSIFY),
@@ -44,7 +44,7 @@ def test_types_and_shapes_follow_from_the_steps() -> None:
 
 
 def test_one_model_of_free_sizes_makes_requests_of_free_sizes() -> None:
-    """A size that one taker of an input leaves free and another one fixes is fixed for callers."""
+    """A size that one step leaves free and another one fixes is fixed for callers."""
     signature = joined(
         (Step("free", "free", inputs={"x": "i"}, outputs={"y": "o"}), free("float32", -1, -1)),
         (Step("rows", "rows", inputs={"x": "i"}), CLASSIFY),
@@ -58,7 +58,7 @@ def test_one_model_of_free_sizes_makes_requests_of_free_sizes() -> None:
 
 
 def test_one_model_without_a_batch_axis_makes_a_pipeline_without_one() -> None:
-    """Then nobody may say of the requests to the pipeline that their first axes are rows."""
+    """Then the first axes of requests to the pipeline are no rows."""
     signature = joined((Step("a", "a"), free("float32", 4, batched=False)))
     assert signature.model_tensors is not None
     assert not signature.model_tensors.batched
@@ -76,12 +76,12 @@ def test_json_of_a_script_can_be_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "message"),
     [
         ([(Step("s", "s", outputs={"scaled": "x"}), free("int8", -1, name="i")), (Step("c", "c"), CLASSIFY)],
          "s has no output 'scaled'; it has: y"),
         ([(Step("c", "c", inputs={"z": "image"}), CLASSIFY)], "c has no input 'z'; it has: x"),
-        ([(Step("c", "c", inputs={}), CLASSIFY)], "nothing is said of the input 'x' of c"),
+        ([(Step("c", "c", inputs={}), CLASSIFY)], "the input 'x' of c has no tensor"),
         ([(Step("s", "s"), SCALE), (Step("c", "c", inputs={"x": "image"}), CLASSIFY)],
          r"the tensor 'image' does not fit: s takes image uint8\[\?,4\], and c takes x float32\[\?,4\]"),
         ([(Step("c", "c", outputs={"y": "z"}), CLASSIFY), (Step("d", "d", inputs={"x": "z"}), CLASSIFY)],
@@ -89,7 +89,9 @@ def test_json_of_a_script_can_be_the_answer() -> None:
         ([(Step("r", "r"), BODIES)], "r is an entry script that takes whole requests, not tensors; decorate its run"),
     ],
 )  # fmt: skip
-def test_invalid_pipeline_is_refused_in_one_sentence(steps: list[tuple[Step, Signature]], said: str) -> None:
+def test_invalid_pipeline_is_refused_in_one_sentence(
+    steps: list[tuple[Step, Signature]], message: str
+) -> None:
     """Each fault has a message that names the pipeline, the step and the tensor."""
-    with pytest.raises(InvalidSettings, match=f"^the pipeline p: {said}"):
+    with pytest.raises(InvalidSettings, match=f"^the pipeline p: {message}"):
         joined(*steps)

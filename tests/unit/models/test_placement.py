@@ -1,4 +1,4 @@
-"""Where the replicas of a model run."""
+"""The devices of the replicas of a model."""
 
 import pytest
 
@@ -17,12 +17,12 @@ from stoker.models.placement import Placement, place
     ],
 )
 def test_replicas_are_spread_round_robin(devices: list[str], replicas: int, expected: list[str]) -> None:
-    """One for each device unless a number was asked for; then the devices take turns."""
+    """There is one for each device by default; with a number, the devices take turns."""
     assert place(devices, replicas, cores=8) == Placement(tuple(expected))
 
 
 def test_a_gpu_may_have_any_number() -> None:
-    """The cores of the machine say nothing about its GPUs."""
+    """The cores of the machine do not limit the replicas of its GPUs."""
     placement = place(["cuda:0", "cuda:1"], 9, cores=2)
     assert (len(placement.devices), placement.shortfall, placement.cpu_replicas) == (9, "", 0)
 
@@ -54,8 +54,8 @@ def test_a_gpu_may_have_any_number() -> None:
         ),
     ],
 )
-def test_on_the_cpu_there_is_one_for_each_core_and_the_shortfall_is_said(
+def test_on_the_cpu_there_is_at_most_one_for_each_core(
     devices: list[str], cores: int, kept: list[str], shortfall: str
 ) -> None:
-    """Fewer than were asked for run where the cores do not suffice, and the operator reads how many and why."""
+    """With too few cores fewer replicas run, and the shortfall has their number and the reason."""
     assert place(devices, 3, cores) == Placement(tuple(kept), shortfall)

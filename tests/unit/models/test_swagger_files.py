@@ -46,7 +46,7 @@ def test_the_nearest_file_counts(base: Path) -> None:
 
 
 def test_a_model_without_a_script_has_its_folder_alone(base: Path) -> None:
-    """What lies beside an ONNX file somewhere on the disk is not meant for it."""
+    """Files beside an ONNX file somewhere on the disk do not belong to it."""
     (base / "script/swagger.json").write_text("{}")
     (base / "root/swagger.json").write_text("{}")
     assert found(base, with_script=False, AML_APP_ROOT=str(base / "root")) == {}

@@ -41,6 +41,17 @@ def test_limits_come_from_the_files_beside_it(folder: Path) -> None:
     assert find(folder) == TextInput(folder / "tokenizer.json", 98, pad_id=1)
 
 
+def test_what_is_no_limit_is_passed_over(folder: Path) -> None:
+    """Words, and numbers beyond all limits; then a setting is free."""
+    (folder / "config.json").write_text(
+        json.dumps({"max_position_embeddings": "many", "model_type": "roberta"})
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
+    found = find(folder, text=TextSettings(1024))
+    assert found is not None
+    assert found.max_tokens == 1024
+
+
 def test_settings_narrow_the_limits(folder: Path) -> None:
     """The operator may allow fewer tokens than the files, and no more."""
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
@@ -69,7 +80,7 @@ def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Models are served with numbers, unless texts are set."""
     monkeypatch.setattr(texts, "find_spec", lambda name: None)
     assert find(folder) is None
-    with pytest.raises(InvalidSettings, match="m: texts are read by the library tokenizers"):
+    with pytest.raises(InvalidSettings, match="m: the library tokenizers is not installed"):
         find(folder, text=TextSettings())
 
 

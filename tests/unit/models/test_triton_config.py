@@ -1,4 +1,4 @@
-"""What of Triton's config.pbtxt counts, what is passed over, and what is refused."""
+"""Fields of Triton's config.pbtxt count, are ignored with a note, or are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(tmp_path: Path, text: str) -> TritonConfig:
 
 
 def test_the_state_of_sequences_becomes_settings(tmp_path: Path) -> None:
-    """With the sizes that are declared, how many there may be, how long each is kept, and what has no effect."""
+    """The settings have the declared sizes and the limits of number and time; fields without effect are noted."""
     config = read(
         tmp_path,
         """
@@ -103,7 +103,7 @@ def test_sequence_batching_becomes_sequence_settings(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
-    """Then everything is found out of the model itself."""
+    """Then all facts come from the model itself."""
     assert read_triton_config(tmp_path) is None
 
 
@@ -133,7 +133,7 @@ def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
     ],
 )
 def test_fields_become_settings(tmp_path: Path, text: str, settings: dict[str, Any]) -> None:
-    """Those of the model's own settings; nothing is passed over for it."""
+    """These fields are settings of the model, without a note."""
     config = read(tmp_path, text)
     assert config.settings == ModelSettings(**settings)
     assert config.notes == ()
@@ -278,7 +278,7 @@ def test_invalid_configuration_is_refused_with_its_place(tmp_path: Path, text: s
 
 
 def test_tensors_have_the_batch_axis_that_max_batch_size_says(tmp_path: Path) -> None:
-    """It stands before the dims if it is above 0; a reshape is what the model sees."""
+    """It comes before the dims if it is above 0; the model gets the reshaped tensor."""
     text = """
         max_batch_size: %d
         input [ { name: "x" data_type: TYPE_FP32 dims: [ 4, -1 ] },
@@ -302,7 +302,7 @@ def test_tensors_have_the_batch_axis_that_max_batch_size_says(tmp_path: Path) ->
 
 
 def test_the_values_of_an_output_have_the_names_of_its_file(tmp_path: Path) -> None:
-    """A line each, in the folder of the model; a file that is too long for names is refused."""
+    """The file has a line for each, in the folder of the model; a file that is too long is refused."""
     (tmp_path / "net").mkdir()
     labels = tmp_path / "net" / "labels.txt"
     labels.write_text("cat\n\nold dog\n")
@@ -317,7 +317,7 @@ def test_the_values_of_an_output_have_the_names_of_its_file(tmp_path: Path) -> N
 
 
 def test_a_state_without_batches_names_the_axis_of_its_row(tmp_path: Path) -> None:
-    """With `max_batch_size: 0` dims are whole: of a state the axis of the size 1 is that of the row."""
+    """With `max_batch_size: 0` dims are whole: the axis of size 1 of a state is that of the row."""
     text = STATE.replace("dims: 2", "dims: [ 2, 1, 64 ]") + " } }"
     config = read(tmp_path, f"max_batch_size: 0 input {TENSOR.replace('4', '[ 1, 4 ]')} }} {text}")
     assert config.settings.sequence == SequenceSettings(
@@ -406,7 +406,7 @@ def test_unsupported_python_model_is_refused(tmp_path: Path, tensor: str, more: 
 
 
 def test_label_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
-    """It is not waited for."""
+    """The start does not wait for it."""
     (tmp_path / "net").mkdir()
     os.mkfifo(tmp_path / "net" / "labels.txt")
     with pytest.raises(RepositoryError, match=r"labels\.txt cannot be read"):

@@ -1,4 +1,4 @@
-"""The ways of an imported model: which one is the default, here and on another device."""
+"""The ways of an imported model, and the default among them here and on other devices."""
 
 import dataclasses
 import json
@@ -11,23 +11,16 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.errors import CorruptModel, InvalidSettings, LoadFailed
-from stoker.models import ways as module
+from stoker.models import way_choice
 from stoker.models.deployments import resolve
+from stoker.models.fetching import fetch_models
 from stoker.models.frameworks import Detected
 from stoker.models.registered import MANIFEST, Registered
-from stoker.models.remote_files import fetch_models, send
+from stoker.models.remote_writing import send
 from stoker.models.repository import Repository
-from stoker.models.ways import (
-    Bench,
-    Way,
-    WayResult,
-    Ways,
-    choose_default,
-    choose_here,
-    describe_place,
-    measure_way,
-    objection,
-)
+from stoker.models.way_choice import choose_default, choose_here, describe_place, objection
+from stoker.models.way_measuring import Bench, measure_way
+from stoker.models.ways import Way, WayResult, Ways
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -57,7 +50,7 @@ def test_the_fastest_that_agrees_is_the_default() -> None:
     ],
 )
 def test_a_way_that_crashes_differs_or_mixes_is_never_the_default(fault: dict[str, Any]) -> None:
-    """However fast it is; what is wrong with it is told."""
+    """Speed does not matter; the objection has the reason."""
     wrong = changed(AOTI, **fault)
     assert choose_default([TORCH, ONNX, wrong], "torch", batched=True) == "onnx"
     assert str(next(value for value in fault.values() if isinstance(value, str))) in objection(
@@ -67,7 +60,7 @@ def test_a_way_that_crashes_differs_or_mixes_is_never_the_default(fault: dict[st
 
 
 def test_ways_may_mix_rows_where_the_original_does() -> None:
-    """Its requests run one after the other in every way."""
+    """Then requests run one after the other in every way."""
     mixing = [changed(one, batched=False) for one in (TORCH, ONNX)]
     assert choose_default(mixing, "torch", batched=False) == "onnx"
 
@@ -99,16 +92,16 @@ def test_the_place_names_the_device_and_the_libraries() -> None:
     assert place == describe_place("cpu")
 
 
-def test_where_the_import_has_measured_nothing_is_measured_again(
+def test_the_place_of_the_import_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default of the import holds, without a word."""
-    monkeypatch.setattr(module, "describe_place", lambda _: WAYS.place)
+    """The default of the import counts, without a note."""
+    monkeypatch.setattr(way_choice, "describe_place", lambda _: WAYS.place)
     assert choose_here(WAYS, "0" * 64, bench(tmp_path), tmp_path / "cache", never) == ("onnx", "")
 
 
 def test_on_another_device_the_ways_are_measured_once(tmp_path: Path) -> None:
-    """The choice there is kept by the digest of the files and the place; a line tells what was measured."""
+    """The choice is kept by the digest of the files and the place; the note has the measurements."""
     measured = []
 
     def measure(name: str, way: Way, _: Bench) -> WayResult:
@@ -128,7 +121,7 @@ def test_on_another_device_the_ways_are_measured_once(tmp_path: Path) -> None:
 
 
 def test_a_way_that_failed_is_measured_at_the_next_starts(tmp_path: Path) -> None:
-    """A failure that passes costs no way for ever; one that stays is not measured more than three times."""
+    """A failed way gets another chance, but is not measured more than three times."""
     measured: list[str] = []
     problems = {"torch": "", "onnx": "no memory"}
 
@@ -148,8 +141,10 @@ def test_a_way_that_failed_is_measured_at_the_next_starts(tmp_path: Path) -> Non
     assert measured == ["torch", "onnx", "onnx", "onnx"]
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The choice holds; the next start measures again."""
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The choice counts; the next start measures again."""
     (tmp_path / "cache").write_text("a file")
     chosen, _ = choose_here(
         WAYS, "0" * 64, bench(tmp_path), tmp_path / "cache", lambda name, *_: changed(TORCH, way=name)
@@ -159,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_process_that_crashes_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one that hangs: its way is left out, and nothing else fails."""
+    """A process that hangs is a result too: its way is left out, and the others go on."""
     monkeypatch.setattr("stoker.system.child_orders.sys.executable", "/bin/false")
     result = measure_way("onnx", WAYS.ways["onnx"], bench(tmp_path))
     assert "ended with status 1" in result.problem
@@ -171,12 +166,9 @@ def test_a_process_that_crashes_is_a_result(tmp_path: Path, monkeypatch: pytest.
     assert "not loaded and measured within 0.1 s" in result.problem
 
 
-# Registered.
-
-
 @pytest.fixture
 def imported(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registered:
-    monkeypatch.setattr(module, "describe_place", lambda _: WAYS.place)
+    monkeypatch.setattr(way_choice, "describe_place", lambda _: WAYS.place)
     folder = tmp_path / "made"
     for way in WAYS.ways.values():
         file = folder / way.entry
@@ -214,7 +206,7 @@ def test_the_default_is_served_and_others_by_name(
 def test_a_pushed_version_has_its_ways_wherever_it_lies(
     imported: Registered, workspace: Workspace, leases: ExitStack, tmp_path: Path
 ) -> None:
-    """Served from an address, its folder is called as there, and the manifest says what it is."""
+    """Its manifest counts, not the name of its folder, for instance one from an address."""
     pushed = (tmp_path / "store").as_uri()
     send({name: imported.folder / name for name in (MANIFEST, *map(str, _files_of(imported)))}, pushed)
     settings = ServerSettings(models=(ModelSettings(path=Path(pushed)),), device=("cpu",))
@@ -232,10 +224,8 @@ def _files_of(registered: Registered) -> list[Path]:
     return [path.relative_to(registered.folder) for path in registered.files_dir.rglob("*") if path.is_file()]
 
 
-def test_a_way_that_there_is_not_is_refused(
-    imported: Registered, workspace: Workspace, leases: ExitStack
-) -> None:
-    """The message has those that there are; models that were not imported have none."""
+def test_an_unknown_way_is_refused(imported: Registered, workspace: Workspace, leases: ExitStack) -> None:
+    """The message has the ways of the model; models that were not imported have none."""
     with pytest.raises(InvalidSettings, match=r"net:1 has no way aoti; its ways are torch, onnx"):
         served(workspace, leases, execution="aoti")
     plain = imported.files_dir / "onnx/model.onnx"
@@ -258,7 +248,7 @@ def test_a_manifest_cannot_name_files_elsewhere(imported: Registered, repository
 
 
 def test_a_failed_measurement_keeps_the_original(imported: Registered) -> None:
-    """Where no way can be measured, the original is served, which then says itself what is wrong."""
+    """If no way can be measured, the original is served, and its load has the error."""
 
     def fail(name: str, *_: object) -> WayResult:
         return WayResult(name, problem=str(LoadFailed("no memory")))

@@ -34,7 +34,7 @@ def score(tmp_path: Path, machine: str, rows: Path, *more: str) -> int:
 
 
 def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each file is sent when it is scored; what is there is not scored again, whatever times copies have."""
+    """Each file is sent when it is scored; scored ones are skipped, with any times of their copies."""
     answers = tmp_path / "answers"
     assert score(tmp_path, "one", rows) == 1
     assert {path.name for path in answers.glob("*.npy")} == {"a.npy", "b.npy"}

@@ -1,4 +1,4 @@
-"""Files through a model: formats, shards, and what is done only once."""
+"""Files through a model: formats, shards, and work that is done only once."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_several_outputs_make_an_archive_and_other_formats(tmp_path: Path) -> No
     assert (first["v"], np.float32(first["y"]).tobytes()) == ([3.0], (2 * ROWS[0]).tobytes())
 
 
-def test_a_file_of_answers_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_file_of_answers_appears_when_complete(tmp_path: Path) -> None:
     """Nothing is seen before the end, and nothing after an interruption."""
     with result_file(tmp_path / "a.jsonl", "jsonl") as add:
         add({"y": np.ones(2)})
@@ -254,7 +254,7 @@ def test_one_column_that_stays_may_be_named_by_a_text(tmp_path: Path) -> None:
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It scores, says what it did, and does it once; columns that stay go into the answers."""
+    """It scores, prints its counts, and does so once; kept columns go into the answers."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     model = write_doubler(tmp_path / "doubler.onnx")
     pd.DataFrame({"id": ["a", "b"], **dict(zip("wxyz", ROWS[:2].T, strict=True))}).to_csv(
@@ -292,7 +292,7 @@ def test_numbered_first_line_gets_a_warning(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_a_model_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `load_timeout_s`, as by a server; neither who waits nor the end of the process waits for it."""
+    """It ends after `load_timeout_s`, as in a server; neither callers nor the end of the process wait for it."""
     released, hanging = threading.Event(), list[threading.Thread]()
 
     def hang(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Rows without a server: how they are cut, filled up, kept apart, and which one is told to have failed."""
+"""Rows without a server: batches, padding, isolation, and the number of a failing row."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_batches_are_filled_up_to_their_buckets_with_zeros(runtime: PuppetRuntim
     assert len(answer["y"]) == 9
 
 
-def test_rows_that_are_not_finite_run_alone_where_a_server_runs_them_alone() -> None:
+def test_rows_that_are_not_finite_run_alone_as_in_a_server() -> None:
     """The others of their batch run together, and all keep their places."""
     rows = rows_from(5)
     rows[1, 1], rows[2, 1] = np.nan, np.inf
@@ -97,7 +97,7 @@ def test_batches_become_smaller_where_there_is_no_memory() -> None:
 
 
 def test_texts_are_the_values_of_their_json() -> None:
-    """A script that answers with JSON gives what it says, a value a row."""
+    """A script that answers with JSON gives its values, one a row."""
 
     def answer(inputs: Any) -> Any:
         return [[b'{"a": 1}' if row[0] else b'"none"' for row in inputs[0]]]

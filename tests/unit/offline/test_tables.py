@@ -63,13 +63,13 @@ def test_several_inputs_are_columns_of_their_names() -> None:
 def test_columns_that_do_not_fit_are_refused(
     columns: dict[str, object], infos: tuple[TensorInfo, ...], message: str
 ) -> None:
-    """The error names the column, what was expected and what came."""
+    """The error names the column, the expected form and the given one."""
     with pytest.raises(InvalidInput, match=message):
         inputs_of(columns, infos)
 
 
 def test_columns_that_stay_have_to_be_there() -> None:
-    """A name that is no column is said, with those that are."""
+    """The error of an unknown name lists the columns."""
     with pytest.raises(InvalidInput, match="no column 'id' to keep; there are: 'x'"):
         columns_of({"x": [1]}, ["id"])
 
@@ -94,7 +94,7 @@ def test_outputs_come_in_the_form_of_the_table() -> None:
 
 
 def test_scripts_get_objects_of_several_columns() -> None:
-    """One column is what it holds; several are an object a row."""
+    """One column gives its value; several give an object a row."""
     assert script_rows({"": np.eye(2)}).shape == (2, 2)
     assert script_rows({"a": np.array([b"x", "y"], object)}) == ["x", "y"]
     assert script_rows({"a": [1, 2], "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]

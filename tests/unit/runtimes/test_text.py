@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from tests.text_models import INPUTS, encoder_weights, write_encoder, write_text_model, write_tokenizer
@@ -16,6 +17,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
+from stoker.runtimes import text as text_runtimes
 from stoker.runtimes.base import JoiningRuntime
 from stoker.runtimes.text import TextRuntime
 from stoker.settings.text_input import TextInput
@@ -151,12 +153,31 @@ def test_models_that_take_no_texts(tmp_path: Path, how: Mapping[str, Any], words
     assert loaded.signature.takes == "tensors"
 
 
+def test_findings_are_kept_for_models_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second load of a file neither tests nor measures; another file has its own findings."""
+    write_text_model(tmp_path)
+    often = deployment(tmp_path, on_demand=True, number=4711)
+    first = load(often, CPU).signature.isolation
+    monkeypatch.setattr(text_runtimes, "decide_batching", None)
+    assert load(often, CPU).signature.isolation is first
+    write_encoder(tmp_path / "model.onnx", encoder_weights(9))
+    with pytest.raises(TypeError):
+        load(often, CPU)
+
+
 def test_a_broken_tokenizer_is_a_load_error(tmp_path: Path) -> None:
-    """It names the file."""
+    """It names the file, whether or not texts are set; a model whose inputs do not fit does not read it."""
     write_text_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(LoadFailed, match=r"tokenizer\.json cannot be used"):
-        load(deployment(tmp_path), CPU)
+    required = deployment(tmp_path)
+    assert required.text is not None
+    found = dataclasses.replace(required, text=dataclasses.replace(required.text, is_required=False))
+    for each in (required, found):
+        with pytest.raises(LoadFailed, match=r"tokenizer\.json cannot be used"):
+            load(each, CPU)
+    content = (tmp_path / "model.onnx").read_bytes().replace(b"input_ids", b"input_idz")
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert load(found, CPU).signature.takes == "tensors"
 
 
 def test_parts_are_watched(tmp_path: Path) -> None:
@@ -185,3 +206,62 @@ def test_rows_of_too_many_tokens_are_refused(tmp_path: Path) -> None:
         rows[0, 0] = tokens
         with pytest.raises(ValueError, match="more tokens than fit"):
             runtime.run([rows])
+
+
+def test_a_model_of_one_length_is_padded_to_it(tmp_path: Path) -> None:
+    """Exporters may fix the tokens of a row; texts of other lengths are padded or cut to it."""
+    write_text_model(tmp_path)
+    free = own_answers(tmp_path, *TEXTS)
+    model = onnx.load(tmp_path / "model.onnx")
+    for given in model.graph.input:
+        given.type.tensor_type.shape.dim[1].dim_value = 40
+    onnx.save(model, tmp_path / "model.onnx")
+    loaded = load(deployment(tmp_path, 40), CPU)
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    (answers,) = loaded.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])
+    assert np.allclose(answers, free, atol=1e-5)
+    fewer = load(deployment(tmp_path, 30), CPU)
+    assert fewer.signature.isolation is not None
+    assert fewer.signature.isolation.batched
+    assert np.allclose(fewer.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=30)])[0], free, atol=1e-5)
+    with pytest.raises(LoadFailed, match="its rows have 40 tokens: set max_tokens to that"):
+        load(deployment(tmp_path, 64), CPU)
+    alone = load(deployment(tmp_path, 40, batching="none"), CPU)
+    assert np.allclose(alone.runtime.run([rows_of(tmp_path, *TEXTS, max_tokens=40)])[0], free, atol=1e-5)
+
+
+@pytest.mark.tensorflow
+def test_saved_models_take_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same inputs and outputs in another framework."""
+    import tensorflow as tf
+
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+
+    class Encoder(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = tf.Variable(encoder_weights()["words"])
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, None], tf.int32, name) for name in ("input_ids", "attention_mask")
+            ]
+        )
+        def __call__(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+            seen = tf.cast(attention_mask, tf.float32)[:, :, None]
+            total = tf.reduce_sum(tf.gather(self.words, input_ids) * seen, axis=1)
+            return {"vector": total / tf.reduce_sum(seen, axis=1)}
+
+    encoder = Encoder()
+    tf.saved_model.save(encoder, str(tmp_path))
+    write_tokenizer(tmp_path)
+    settings = dataclasses.replace(deployment(tmp_path), framework="tensorflow", path=tmp_path)
+    loaded = load(settings, CPU)
+    assert str(loaded.signature) == "text string[...] -> vector float32[?,32]"
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    rows = rows_of(tmp_path, *TEXTS)
+    words = encoder_weights()["words"]
+    expected = [words[row[1 : 1 + row[0]]].mean(axis=0) for row in rows]
+    assert np.allclose(loaded.runtime.run([rows])[0], expected, atol=1e-5)

@@ -38,7 +38,7 @@ from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.script_sample import Sample
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.catalogue import ModelReport
+from stoker.supervisor.reports import ModelReport
 from stoker.supervisor.summary import batching_lines
 from stoker.tensors import Signature
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, script_row

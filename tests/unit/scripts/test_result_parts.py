@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.scripts.json_values import JSON
 
-from stoker.scripts.result_parts import Unsplittable, split
+from stoker.scripts.result_parts import Unsplittable, divide_result
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
@@ -22,7 +22,7 @@ def test_parts_of_a_result_add_up_to_it(counts: list[int], data: st.DataObject) 
     rows = data.draw(st.lists(JSON, min_size=sum(counts), max_size=sum(counts)))
     results: list[Any] = [rows, tuple(rows), json.dumps(rows), np.arange(sum(counts) * 2).reshape(-1, 2)]
     for result in results:
-        parts = split(result, counts)
+        parts = divide_result(result, counts)
         if isinstance(result, str):
             assert json.dumps([row for part in parts for row in json.loads(part)]) == result
             assert [len(json.loads(part)) for part in parts] == counts
@@ -42,7 +42,7 @@ def test_a_dict_is_divided_list_by_list() -> None:
         "warnings": [],
         "took": 0.5,
     }
-    first, second = split(result, [1, 2])
+    first, second = divide_result(result, [1, 2])
     assert list(first) == list(result)
     assert first["labels"] == ["a"]
     assert second["scores"].tolist() == [[0, 1, 0], [0, 0, 1]]
@@ -68,8 +68,8 @@ def test_a_dict_is_divided_list_by_list() -> None:
 def test_parts_of_a_text_have_its_notation(write: Callable[[Any], str]) -> None:
     """Each part of a result that the script wrote as JSON is the text that it would write for these rows."""
     rows = [{"label": "é", "p": 1.5e-7}, {"label": "b", "p": 0.25}, {"label": "/", "p": 1e22}]
-    assert split(write(rows), [1, 2]) == [write(rows[:1]), write(rows[1:])]
-    assert split(write({"result": rows}), [2, 1]) == [
+    assert divide_result(write(rows), [1, 2]) == [write(rows[:1]), write(rows[1:])]
+    assert divide_result(write({"result": rows}), [2, 1]) == [
         write({"result": rows[:2]}),
         write({"result": rows[2:]}),
     ]
@@ -99,5 +99,5 @@ def test_parts_of_a_text_have_its_notation(write: Callable[[Any], str]) -> None:
 def test_result_without_rows_is_not_divided(result: Any, complaint: str) -> None:
     """A result that cannot be divided into rows raises an error for the operator."""
     with pytest.raises(Unsplittable) as refused:
-        split(result, [1, 2])
+        divide_result(result, [1, 2])
     assert complaint in str(refused.value)

@@ -36,6 +36,6 @@ def test_a_model_has_the_first_limit_that_it_matches() -> None:
     ],
 )
 def test_invalid_model_limit_is_refused(written: Any, message: str) -> None:
-    """The error says what is wrong."""
+    """The error has the reason."""
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         read_model_limits(written)

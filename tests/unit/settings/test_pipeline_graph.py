@@ -1,4 +1,4 @@
-"""Graphs of pipelines: which step waits for which, and what is refused."""
+"""Graphs of pipelines: order of steps, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def acyclic(draw: st.DrawFn) -> Maps:
 @settings(STEADY, max_examples=50)
 @given(acyclic(), st.randoms(use_true_random=False))
 def test_each_step_runs_once_and_behind_all_that_it_waits_for(steps: Maps, random: object) -> None:
-    """In whatever order steps end, each begins once, when all that it takes is there, and all of them run."""
+    """For any order of ends, each step begins once, when all its inputs are there, and all steps run."""
     made = graph(steps)
     progress, there = Progress(made), set(made.inputs)
     begun, running = list(made.first), list(made.first)
@@ -78,7 +78,7 @@ def test_a_tensor_is_used_by_those_that_take_it_and_by_the_answer(steps: Maps) -
 
 
 def test_inputs_and_outputs_default_to_unconnected_tensors() -> None:
-    """Where nothing is said, what is left at both ends is what callers send and get."""
+    """Callers send and get the tensors at both ends that no step connects."""
     made = graph({"b": (["x", "y"], ["z"]), "a": (["image"], ["x", "w"])})
     assert (made.inputs, made.outputs) == (("y", "image"), ("z", "w"))
     assert (made.first, made.waits, made.followers) == ((1,), (1, 0), ((), (0,)))

@@ -34,7 +34,7 @@ def load(tmp_path: Path, text: str) -> tuple[Pipeline, ...]:
 
 
 def test_a_pipeline_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """Steps have the names of their models, and what is not said of tensors stays open."""
+    """Steps have the names of their models, and unnamed tensors stay open."""
     assert load(tmp_path, FILE) == (
         Pipeline(
             "digits",

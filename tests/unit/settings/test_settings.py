@@ -1,4 +1,4 @@
-"""Settings: where they come from, what wins, and what is refused."""
+"""Settings: their sources, their order, and refusals."""
 
 import argparse
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def test_defaults_need_nothing(tmp_path: Path) -> None:
 def test_variable_similar_to_a_setting_gets_a_warning(
     tmp_path: Path, variable: str, meant: str | None
 ) -> None:
-    """A slip of the pen is said in the summary; variables of others, such as Kubernetes', are not ours to judge."""
+    """The summary has a misspelt variable; variables of others, such as Kubernetes', are ignored."""
     expected = () if meant is None else (f"{variable} is no setting and is not used; did you mean {meant}?",)
     assert load(tmp_path, environ={variable: "9000"}).unknown_variables == expected
 
@@ -258,7 +258,7 @@ def test_descriptions_are_named_by_azures_variables(tmp_path: Path) -> None:
 
 
 def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
-    """The defaults of the command line never hide what the file says."""
+    """The defaults of the command line never hide settings of the file."""
     parser = argparse.ArgumentParser()
     add_server_options(parser)
     assert vars(parser.parse_args([])) == {}
@@ -357,7 +357,7 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_deployment_file_is_refused_with_the_reason(tmp_path: Path, text: str, complaint: str) -> None:
-    """The message names the file, the setting, what it must be and what it is, or the nearest known name."""
+    """The message has the file, the setting, the expected and given value, or the nearest known name."""
     with pytest.raises(InvalidSettings) as refused:
         load(tmp_path, text)
     assert complaint in str(refused.value)
@@ -394,7 +394,7 @@ def test_impossible_setting_is_refused(tmp_path: Path, text: bytes) -> None:
 def test_the_message_names_the_source(
     tmp_path: Path, environ: dict[str, str], arguments: dict[str, Any], complaint: str
 ) -> None:
-    """An operator with three sources is told which one to mend."""
+    """An operator with three sources learns the one to mend."""
     with pytest.raises(InvalidSettings) as refused:
         load(tmp_path, environ=environ, arguments=arguments)
     assert str(refused.value) == complaint
@@ -418,7 +418,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment folder can be served from anywhere; absolute paths and home folders stay what they are."""
+    """A deployment folder can be served from anywhere; absolute paths and home folders stay unchanged."""
     monkeypatch.setenv("HOME", "/home/somebody")
     settings = load(
         tmp_path,
@@ -446,7 +446,7 @@ def test_models_of_the_command_line_replace_those_of_the_file(tmp_path: Path) ->
 
 
 def test_explicit_default_wins_over_imported_settings(tmp_path: Path) -> None:
-    """A model that asks for the default keeps it, whatever was taken over from another server's files."""
+    """A model with an explicit default keeps it, against settings taken over from another server's files."""
     file = tmp_path / "deployment.yaml"
     file.write_text("models:\n- {path: said.py, environment_managed: user}\n- {path: unsaid.py}\n")
     taken_over = ImportedSettings("Azure", model=ModelSettings(environment_managed="system"))

@@ -28,7 +28,7 @@ def test_read_text_settings_of_mappings_texts_and_off() -> None:
     ],
 )
 def test_read_text_settings_refuses_others(value: object, words: str) -> None:
-    """The error says what is wrong."""
+    """The error has the reason."""
     with pytest.raises(ValueError, match=words):
         read_text_settings(value)
 

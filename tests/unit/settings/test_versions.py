@@ -56,7 +56,7 @@ def test_other_policies_are_refused(written: Any) -> None:
 
 
 def test_labels_are_names_of_versions() -> None:
-    """Numbers may be typed as texts; what is no name or no version is refused."""
+    """Numbers may be typed as texts; other names and versions are refused."""
     assert read_labels({"stable": 3, "canary": "7"}) == {"stable": 3, "canary": 7}
     for wrong in ({"a/b": 1}, {"": 1}, {"a": -1}, {"a": "x"}, {"a": None}, {3: 3}, ["a"]):
         with pytest.raises(ValueError, match="must"):

@@ -97,7 +97,7 @@ def test_headers_are_those_of_azure() -> None:
 
 
 def test_the_body_can_be_read_again_and_again() -> None:
-    """`get_data` keeps what it has read, unless it is told not to."""
+    """`get_data` keeps the body by default."""
     got = request(b"\x00\xff")
     assert [got.get_data(), got.data, got.get_data()] == [b"\x00\xff"] * 3
     assert request("é".encode()).get_data(as_text=True) == "é"
@@ -158,7 +158,7 @@ def test_how_the_body_was_sent_is_undone() -> None:
 
 
 def test_a_compressed_body_stays_compressed() -> None:
-    """As on Azure: such a script may inflate it itself, and is told how."""
+    """As on Azure, such a script may inflate it itself, by its headers."""
     got = request_from(head_of(("Content-Encoding", "gzip")), b"\x1f\x8b")
     assert (got.headers["Content-Encoding"], got.get_data()) == ("gzip", b"\x1f\x8b")
 

@@ -167,7 +167,7 @@ def test_letters_beyond_ascii() -> None:
 
 
 def test_a_generated_body_is_collected() -> None:
-    """It is generated once, and what it holds is released, even when it fails."""
+    """It is generated once, and its resources are released, even when it fails."""
     ended = []
 
     def parts(fail: bool) -> Iterator[bytes | str]:

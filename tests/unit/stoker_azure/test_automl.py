@@ -55,7 +55,7 @@ def answer(runtime: Runtime, body: Any) -> Any:
 
 
 def test_a_script_of_sdk_v1_runs(load: Load) -> None:
-    """Frames are converted, and the other method can be asked for."""
+    """Frames are converted, and the other method can be chosen."""
     runtime = load("score.py")
     assert json.loads(answer(runtime, {"data": ROWS})) == {"result": [0, 1]}
     (first, second) = json.loads(answer(runtime, {"data": ROWS, "method": "predict_proba"}))["result"]
@@ -79,7 +79,7 @@ def test_model_of_automl_names_a_remedy(load: Load, tmp_path: Path) -> None:
 
 
 def test_logged_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    """`log_traceback` is critical unless it is told otherwise, and may have a text of its own."""
+    """`log_traceback` is critical by default, and may have a text of its own."""
     error = ValueError("no model")
     automl.log_traceback(error, logging.getLogger("azureml.automl.core.scoring_script"))
     automl.log_traceback(error, None, override_error_msg="hidden", is_critical=False)
@@ -111,7 +111,7 @@ def test_nothing_is_sent() -> None:
 
 
 def test_classes_of_training_are_explained() -> None:
-    """A script that imports `AutoMLConfig` is told what to do."""
+    """A script that imports `AutoMLConfig` gets an error with the remedy."""
     import azureml.train.automl
 
     with pytest.raises(ImportError, match="AutoMLConfig is not offered: train by a script"):

@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def run(site: Path, program: str, by_import: bool, **environ: str) -> tuple[str, str]:
-    """Run a program through one of the entrances; returns what it prints, and what it says on stderr."""
+    """Run a program through one of the entrances; returns its output and its errors."""
     file = site / "program.py"
     file.write_text(f"import stoker.azure\n{program}" if by_import else program)
     done = subprocess.run(

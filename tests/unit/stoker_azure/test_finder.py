@@ -125,7 +125,7 @@ def test_unoffered_module_is_missing_with_a_remedy(site: Write, name: str, inste
         importlib.util.find_spec(name)
 
 
-def test_names_that_nobody_has_are_missing_as_ever(site: Write) -> None:
+def test_unknown_names_are_missing(site: Write) -> None:
     """Packages of other names, and misspelt classes."""
     install()
     for name in ("inference_schema.other", "azureml_inference_server_http.server"):
@@ -175,7 +175,7 @@ def test_a_real_package_wins(site: Write) -> None:
 
 @pytest.mark.parametrize("initial", ["azureml/__init__.py", "azureml/mlflow.py"])
 def test_a_real_package_gets_the_children_that_it_lacks(site: Write, initial: str) -> None:
-    """With a package or a namespace `azureml` of somebody else, only what is missing below it is ours."""
+    """Below another package or namespace `azureml`, only missing modules are Stoker's."""
     site(initial, "")
     site("azureml/mlflow.py", "real = True")
     install()

@@ -1,4 +1,4 @@
-"""The decorators, what they record, and descriptions of plain Python values.
+"""The decorators, their records, and descriptions of plain Python values.
 
 The schemas and texts are those of the package inference-schema 1.8 for the same samples; where they differ, the
 page on imports of the documentation says why.
@@ -134,7 +134,7 @@ def test_a_second_output_is_refused() -> None:
 
 
 def test_all_schemas_are_listed_by_name() -> None:
-    """Copies: whoever changes one changes nothing."""
+    """They are copies, so a change of one has no effect."""
 
     @input_schema("data", standard(5))
     def listed(data: Any) -> None: ...
@@ -268,7 +268,7 @@ def test_an_optional_argument_may_be_empty(empty: Any) -> None:
 
 
 def test_an_argument_that_is_left_out_keeps_its_default() -> None:
-    """Only what the caller gave is converted."""
+    """Only given arguments are converted."""
 
     @input_schema("b", standard(1))
     @input_schema("a", standard(1))
@@ -453,7 +453,7 @@ def test_a_sample_of_a_time_is_a_valid_value() -> None:
 
 
 def test_members_of_a_dictionary_are_converted() -> None:
-    """At any depth of descriptions; what is not described, and what is missing, is left alone."""
+    """This holds at any depth of descriptions; undescribed and missing members are left alone."""
     inner = standard({"point": NumpyParameterType(np.array([1.0, 2.0]))})
     run = echo(
         standard({"image": NumpyParameterType(np.zeros((1, 2))), "in": inner, "k": standard(3), "plain": 5})

@@ -87,7 +87,7 @@ def test_numbers_beyond_the_dtype_are_refused() -> None:
 
 
 def test_an_array_is_passed_as_it_is() -> None:
-    """Unchecked: whoever calls from Python knows what it is."""
+    """It is not checked, as the caller is Python code."""
     array = np.array(["x"])
     assert convert(np.zeros((1, 2)), array) is array
     assert NumpyParameterType(np.zeros((1, 2))).deserialize_input(array) is array
@@ -253,7 +253,7 @@ def test_an_example_is_a_valid_value(sample: np.ndarray) -> None:
 
 
 def test_one_long_text_does_not_cost_memory_for_all() -> None:
-    """Numpy makes each text as long as the longest: 44 kB of them would take 610 MB; the caller is told instead."""
+    """Numpy makes each text as long as the longest, so 44 kB would take 610 MB; the caller gets an error instead."""
     sample = np.array(["a"])
     with pytest.raises(ValueError, match="a text of 20000 characters among 8001 items"):
         convert(sample, ["a" * 20_000] + [""] * 8000, enforce_column_type=False)

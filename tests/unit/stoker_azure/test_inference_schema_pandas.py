@@ -51,7 +51,7 @@ def test_an_example_is_a_valid_value(orient: str) -> None:
 
 
 def test_a_frame_is_passed_as_it_is() -> None:
-    """Unchecked: whoever calls from Python knows what it is."""
+    """It is not checked, as the caller is Python code."""
     frame = pd.DataFrame({"other": [1]})
     assert convert(PandasParameterType(FRAME), frame) is frame
     assert PandasParameterType(FRAME).deserialize_input(frame) is frame

@@ -136,7 +136,7 @@ def test_spark_schemas() -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_spark_values() -> None:
-    """A list of objects becomes a frame with the sample's schema; what is null or missing is None."""
+    """A list of objects becomes a frame with the sample's schema; null and missing values are None."""
     sample = PuppetFrame([SPARK_ROW], PuppetSchema(COLUMNS))
     frame = convert(SparkParameterType(sample), [JSON_ROW, {"n": 2, "list": None}])
     assert frame.schema is sample.schema

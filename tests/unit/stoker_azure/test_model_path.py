@@ -1,4 +1,4 @@
-"""`Model.get_model_path`: the places that are looked at, in their order."""
+"""`Model.get_model_path`: its places, in their order."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`azureml.monitoring`: what a script collects itself, and where it lies."""
+"""`azureml.monitoring`: data that a script collects itself, and their files."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_files_end_with_the_day_and_the_oldest_make_room(tmp_path: Path) -> None
 
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
-    """A file that has an eighth of the room is closed, so that what is old can be removed."""
+    """A file of an eighth of the room is closed, so that old ones can be removed."""
     series = Series("m", "1", "inputs", "inputs", b"a\n")
     files = ModelDataFiles(tmp_path, 8000)
     for _ in range(3):

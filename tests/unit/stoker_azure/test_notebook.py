@@ -96,7 +96,7 @@ def test_notebook_with_a_jupyter_command_is_refused(tmp_path: Path, cell: str, l
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
-    """Older notebooks, those of other languages, and what is none."""
+    """They are older notebooks, those of other languages, and other files."""
     path = tmp_path / "a.ipynb"
     path.write_text(text)
     with pytest.raises(NotebookRefused, match=words):

@@ -98,7 +98,7 @@ def test_a_link_to_a_tree_is_removed_alone(tree: Tree) -> None:
 def test_failed_removal_is_reported_after_the_rest_is_removed(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the folder; with `ignore_errors` nothing is said."""
+    """The error names the folder; with `ignore_errors` there is none."""
     (tree.root / "in" / "stays").touch()
     (tree.root / "in" / "goes").touch()
     unlink = os.unlink

@@ -22,7 +22,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(autouse=True)
 def no_key_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the keys of whoever runs the tests out of them."""
+    """Keep the keys of the tests' user out of them."""
     for name in ("STOKER_KEY", "STOKER_PRIMARY_KEY", "STOKER_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""A small HTTP server on a real socket that does what the test says: it may also close without an answer."""
+"""A small HTTP server on a real socket; each test sets its behaviour, such as closing without an answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def like_stoker(request: Request) -> bytes:
 
 
 def _infer(request: Request) -> bytes:
-    """Answer a request with one binary input in JSON, which clients read whatever they asked for."""
+    """Answer a request with one binary input in JSON, which clients read with any requested form."""
     start = int(request.headers["inference-header-content-length"])
     (info,) = json.loads(request.body[:start])["inputs"]
     rows = np.frombuffer(request.body[start:], np.float32).reshape(info["shape"])

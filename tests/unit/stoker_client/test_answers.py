@@ -153,7 +153,7 @@ def test_errors_can_be_pickled() -> None:
 
 
 def test_batches_join_as_one_request_would_answer() -> None:
-    """Arrays of equal row shape are put together by rows, whatever their numeric types."""
+    """Arrays of equal row shape are joined by rows, with any numeric types."""
     joined = join_answers([as_arrays([[1, 2]]), as_arrays([[0.5, 1.5], [3, 4]])], [1, 2])
     np.testing.assert_array_equal(joined, [[1, 2], [0.5, 1.5], [3, 4]])
 
@@ -182,7 +182,7 @@ def test_named_outputs_join_by_name() -> None:
     ids=repr,
 )
 def test_answers_that_are_not_one_entry_a_row_do_not_join(answers: list[Any]) -> None:
-    """Joining what is not row by row would attribute answers to the wrong rows, so it is refused."""
+    """Joining other answers would attribute them to the wrong rows, so it is refused."""
     with pytest.raises(UnexpectedAnswer, match="joined"):
         join_answers([as_arrays(answer) for answer in answers], [2, 1])
 

@@ -47,7 +47,7 @@ class Tensor:
     ids=lambda rows: f"{type(rows).__name__}-{getattr(rows, 'dtype', '')}",
 )
 def test_every_kind_of_rows_gives_the_same_numbers(rows: Any) -> None:
-    """Dtype, byte order, memory layout and container of the rows make no difference to what is sent."""
+    """Dtype, byte order, memory layout and container of the rows do not change the body."""
     assert json.loads(encode_json({"data": rows})) == {"data": [[0, 1, 2], [3, 4, 5]]}
 
 

@@ -138,7 +138,7 @@ def test_waiting_ends_when_the_server_is_ready(kind: Kind) -> None:
 
 
 def test_waiting_ends_with_the_reason(kind: Kind) -> None:
-    """A server that does not come up in time is reported with what it said last."""
+    """The error of a server that is not ready in time has its last answer."""
     caller = Caller(kind, repeat(error(503, "not_ready")))
     with pytest.raises(TimedOut, match="not ready within 2 s: it is not_ready"):
         caller.call("wait_until_ready", timeout_s=2)

@@ -54,14 +54,14 @@ def test_identity_scored_as_binary_data_gives_back_the_array(kind: Kind) -> None
     assert_identical(Caller(kind, [IDENTITY, as_tensor(MANY)]).call("score", MANY), MANY)
 
 
-def test_identity_scored_as_json_after_refused_binary_data_gives_back_the_array(kind: Kind) -> None:
+def test_identity_as_json_after_refused_binary_data_gives_the_array(kind: Kind) -> None:
     """Where the inputs are of another type than the array, JSON is sent; the description is known by then."""
     doubles = IDENTITY.json() | {"inputs": [{"name": "x", "datatype": "FP64", "shape": [-1, 4]}]}
     assert_identical(Caller(kind, [ok(doubles), as_json(MANY)]).call("score", MANY), MANY)
 
 
 def test_identity_scored_in_batches_gives_back_the_array(kind: Kind) -> None:
-    """The server is asked for the description once; both joined and single answers have the dtype."""
+    """One request reads the description; both joined and single answers have the dtype."""
     halves = [FEW[:1], FEW[1:]]
     script = [as_json(halves[0]), IDENTITY, as_json(halves[1])]
     assert_identical(Caller(kind, script).call("score_many", FEW, batch_rows=1, concurrency=1), FEW)

@@ -1,4 +1,4 @@
-"""`infer`, and `score` by binary data: what is sent, what comes back, and when JSON is used instead."""
+"""`infer`, and `score` by binary data: bodies, answers, and the cases that use JSON instead."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def json_answer(*outputs: tuple[str, str, list[int], list[Any]]) -> httpx.Respon
     return httpx.Response(200, content=json.dumps({"model_name": "digits", "outputs": described}))
 
 
-def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray | bytes]]:
+def read_request(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray | bytes]]:
     """The JSON of a binary request, and its inputs."""
     assert request.headers["content-type"] == "application/octet-stream"
     start = int(request.headers["inference-header-content-length"])
@@ -93,7 +93,7 @@ def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray |
 
 
 def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
-    """Metadata are asked for once; inputs become the model's datatypes; outputs keep theirs."""
+    """Metadata are requested once; inputs become the model's datatypes; outputs keep theirs."""
     described = metadata({"a": ("FP32", [-1, 2]), "b": ("INT8", [-1])}, {"y": "FP16", "n": "UINT64"})
     half = np.array([[0.5, -2]], "<f2")
     answer = binary_answer(
@@ -110,7 +110,7 @@ def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
     assert (description.method, description.url.path) == ("GET", "/v2/models/digits")
     assert (infer.method, infer.url.path) == ("POST", "/v2/models/digits/infer")
     assert infer.headers["authorization"] == "Bearer the-key"
-    head, arrays = sent(infer)
+    head, arrays = read_request(infer)
     assert head["parameters"] == {"binary_data_output": True}
     assert [output["name"] for output in head["outputs"]] == ["y", "n"]
     assert (arrays["a"].tolist(), arrays["b"].tolist()) == ([[1, 2.5]], [-128])  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def test_strings_are_bytes_and_texts(kind: Kind) -> None:
     caller = Caller(kind, [described, answer], uri=URI)
     outputs = caller.call("infer", {"words": ["é", b""]})
     assert outputs["same"].tolist() == ["é".encode(), b""]
-    _, arrays = sent(caller.requests[1])
+    _, arrays = read_request(caller.requests[1])
     assert arrays["words"] == content
 
 
@@ -137,7 +137,7 @@ def test_json_outputs_are_read(kind: Kind, shape: list[int], data: list[int], ex
     caller = Caller(kind, [described, json_answer(("n", "INT64", shape, data))], uri=URI)
     (output,) = caller.call("infer", {"k": 0.5}).values()
     assert (output.dtype, output.shape, output.tolist()) == (np.int64, tuple(shape), expected)
-    assert sent(caller.requests[1])[1]["k"].shape == ()  # type: ignore[union-attr]
+    assert read_request(caller.requests[1])[1]["k"].shape == ()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def test_numbers_that_are_not_finite_are_sent(kind: Kind) -> None:
     answer = binary_answer(("y", "FP32", [1], struct.pack("<f", np.inf)))
     caller = Caller(kind, [described, answer], uri=URI)
     assert caller.call("infer", {"x": [np.nan, -np.inf]})["y"].tolist() == [np.inf]
-    assert np.isnan(sent(caller.requests[1])[1]["x"][0])
+    assert np.isnan(read_request(caller.requests[1])[1]["x"][0])
 
 
 def test_errors_have_their_classes(kind: Kind) -> None:
-    """The code is in a header there; the metadata are asked for again after an error."""
+    """The code comes in a header; the metadata are read again after an error."""
     refused = httpx.Response(
         400, json={"error": "unexpected shape"}, headers={"x-stoker-error-code": "invalid_input"}
     )
@@ -225,7 +225,7 @@ def test_the_only_model_needs_no_name(kind: Kind) -> None:
 
 
 def test_a_script_has_no_tensors(kind: Kind) -> None:
-    """It is said before anything is sent."""
+    """The client says so before it sends a request."""
     caller = Caller(kind, [metadata({}, {})], uri=URI)
     with pytest.raises(InvalidRows, match="takes whole bodies"):
         caller.call("infer", {"x": ROWS})
@@ -255,7 +255,7 @@ def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
     scores = caller.call("score", ROWS)
     assert scores.dtype == np.float32
     assert np.array_equal(scores, np.array([[0.1, 1.0], [2.5, 3.0]], np.float32))
-    head, arrays = sent(caller.requests[1])
+    head, arrays = read_request(caller.requests[1])
     assert head["outputs"] == [{"name": "y", "parameters": {"binary_data": False}}]
     assert np.array_equal(arrays["x"], ROWS)
 
@@ -355,7 +355,7 @@ def test_doubles_are_rounded_as_by_json(kind: Kind) -> None:
     rows = np.random.default_rng(1).random((8, 784))
     caller = Caller(kind, [DIGITS, json_answer(("y", "FP32", [1], [0.5]))], uri=URI)
     caller.call("score", rows)
-    assert np.array_equal(sent(caller.requests[1])[1]["x"], rows.astype(np.float32))
+    assert np.array_equal(read_request(caller.requests[1])[1]["x"], rows.astype(np.float32))
 
 
 @pytest.mark.parametrize("status", [400, 404])

@@ -1,4 +1,4 @@
-"""Answers later: what is sent, where the answer is fetched, and when the client gives up."""
+"""Answers later: the request, the address of the answer, and the end of waiting."""
 
 from __future__ import annotations
 

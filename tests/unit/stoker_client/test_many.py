@@ -60,7 +60,7 @@ def test_no_rows_need_no_request(kind: Kind) -> None:
 
 
 def test_batches_are_answered_one_by_one(kind: Kind) -> None:
-    """Each batch of the caller's is one request and one answer, in order, whatever their sizes."""
+    """Each batch of the caller's is one request and one answer, in order, of any size."""
     answers = many(kind).call("score_batches", [np.ones((size, 3)) for size in (2, 1, 4)])
     assert [answer.tolist() for answer in answers] == [[6, 6], [6], [6, 6, 6, 6]]
 
@@ -308,7 +308,7 @@ def test_progress_is_shown_on_a_terminal(kind: Kind, method: str, monkeypatch: p
 def test_progress_shows_on_terminals_where_it_is_turned_on(
     kind: Kind, screen: type[io.StringIO], progress: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log file gets no bar, and neither does a terminal unless it is asked for."""
+    """A log file gets no bar, and a terminal gets one on request only."""
     stream = screen()
     monkeypatch.setattr("sys.stderr", stream)
     many(kind).call("score_many", np.ones((3, 2)), progress=progress)

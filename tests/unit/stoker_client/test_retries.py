@@ -68,7 +68,7 @@ def test_no_pause_goes_beyond_the_deadline(kind: Kind) -> None:
 
 
 def test_the_deadline_covers_all_attempts(kind: Kind) -> None:
-    """Each attempt gets only what is left of the time; the last error ends the call."""
+    """Each attempt gets the rest of the time; the last error ends the call."""
     caller = Caller(
         kind, repeat(error(503, "overloaded", retry_after="10")), timeout_s=25, jitter=lambda: 0.0
     )
@@ -175,7 +175,7 @@ def test_a_slow_body_cannot_outlast_the_deadline() -> None:
 
 @pytest.mark.anyio
 async def test_an_asynchronous_call_is_cancelled_at_its_deadline() -> None:
-    """A server that never answers is left after `timeout_s`, whatever its transport is doing."""
+    """A server that never answers is left after `timeout_s`, in any state of its transport."""
     import anyio
 
     async def never(_: httpx.Request) -> httpx.Response:

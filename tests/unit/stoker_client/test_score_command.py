@@ -66,7 +66,7 @@ def write(path: Path, form: str) -> Path:
 def test_rows_are_read_in_every_form(
     server: PuppetServer, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each row's answer is a line of JSON, whatever the file's format."""
+    """Each row's answer is a line of JSON, for each format of the file."""
     assert run("--data", write(tmp_path, form), "--key", KEY) == 0
     assert lines(capsys) == [4, 1, 7]
 
@@ -167,7 +167,7 @@ def test_numbered_first_line_gets_a_warning(
 def test_unreadable_files_are_refused_with_the_reason(
     server: PuppetServer, tmp_path: Path, name: str, content: bytes | None, reason: str
 ) -> None:
-    """A file that cannot be rows ends in one sentence, before the server is asked."""
+    """A file without rows ends in one sentence, before a request to the server."""
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidSettings, match=reason):
@@ -322,7 +322,7 @@ def test_pieces_are_printed_as_they_come(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A line of JSON each; an error behind them is told like any other."""
+    """Each is a line of JSON; an error after them is printed like any other."""
     content = (
         '{"word": "upon"}\n{"word": "\\u00e9"}\n{"error": {"message": "it failed", "code": "model_failed"}}\n'
     )

@@ -1,4 +1,4 @@
-"""Requests to models with state: what they say, and that none is sent twice that may have been run."""
+"""Requests to models with state: their headers, and no retry of requests that may have run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_refused_sequence_request_is_sent_again(kind: Kind) -> None:
 
 
 def test_several_servers_have_no_sequence_together(kind: Kind) -> None:
-    """None of them knows what the others keep."""
+    """No server knows the state of the others."""
     caller = Caller(kind, [ok()], uri=["http://a/score", "http://b/score"])
     with pytest.raises(ValueError, match="with one server"):
         caller.call("score", ROWS, sequence_id=7)

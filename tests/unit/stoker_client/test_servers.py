@@ -38,7 +38,7 @@ def servers(count: int = 2) -> tuple[Servers, Timeline]:
 
 
 def test_the_one_with_the_fewest_in_flight_is_chosen() -> None:
-    """Equals take turns; whoever has answered is chosen before one that still works."""
+    """Equals take turns; a server that has answered is chosen before one that still works."""
     three, _ = servers(3)
     first, second, third = (three.take() for _ in range(3))
     assert len({first.origin, second.origin, third.origin}) == 3
@@ -74,7 +74,7 @@ def test_failing_server_is_avoided_longer_each_time() -> None:
 
 @pytest.mark.parametrize("failure", [REFUSED, error(503, "not_ready", retry_after="9")], ids=["down", "503"])
 def test_another_server_is_tried_at_once(kind: Kind, failure: Any) -> None:
-    """Without a pause, whatever Retry-After says; the one that failed is not asked again meanwhile."""
+    """It is tried without a pause, despite Retry-After; the failed one gets no request meanwhile."""
     caller = Caller(kind, [failure, ok([3]), ok([4])], URIS[:2], retries=0)
     assert caller.call("score_many", np.zeros((2, 4)), batch_rows=1, concurrency=1).tolist() == [3, 4]
     assert ports(caller) == [8081, 8082, 8082]
@@ -92,7 +92,7 @@ def test_when_all_fail_the_client_waits_as_ever(kind: Kind) -> None:
 
 
 def test_error_that_all_servers_would_give_is_not_repeated(kind: Kind) -> None:
-    """A wrong key is wrong on every server, so only one server is asked."""
+    """A wrong key is wrong on every server, so only one server gets the request."""
     caller = Caller(kind, [error(401, "unauthorized")], URIS)
     with pytest.raises(Unauthorized):
         caller.call("score", ROWS)
@@ -100,7 +100,7 @@ def test_error_that_all_servers_would_give_is_not_repeated(kind: Kind) -> None:
 
 
 def test_one_ready_server_makes_the_client_ready(kind: Kind) -> None:
-    """All are asked, until one is."""
+    """The client checks one server after the other until one is ready."""
     down = error(503, "not_ready")
     assert Caller(kind, [down, REFUSED, ok({})], URIS).call("ready")
     assert not Caller(kind, [down, REFUSED, down], URIS).call("ready")
@@ -158,8 +158,8 @@ def many(score: Callable[[], list[int]], counts: Counter[str], gone: threading.E
     assert counts == {"a": 5, "b": 15}
 
 
-def test_nobody_can_be_reached(kind: Kind) -> None:
-    """The error names the server that was asked last."""
+def test_unreachable_servers_are_an_error(kind: Kind) -> None:
+    """The error names the last server tried."""
     caller = Caller(kind, [REFUSED] * 9, URIS[:2], retries=0)
     with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:8082"):
         caller.call("score", ROWS)

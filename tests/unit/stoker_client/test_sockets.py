@@ -90,7 +90,7 @@ async def test_a_connection_closed_as_idle_costs_an_asynchronous_call_nothing(se
 
 
 def run_program(code: str, uri: str) -> str:
-    """Run code of a user in a process of its own, whose forks and loops are not those of the tests.
+    """Run a user's code in a process of its own, whose forks and loops are not those of the tests.
 
     Returns:
         What it has said of connections that were left open.

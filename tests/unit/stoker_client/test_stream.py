@@ -1,4 +1,4 @@
-"""Answers that come piece by piece: what is sent, how it is read, and what becomes of errors."""
+"""Answers that come piece by piece: requests, reading, errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def answered(media_type: str, *parts: bytes | Exception, content: Content | None
 
 
 class Streamer(Caller):
-    """Streams one answer; `pieces` are those that came, whatever came behind them."""
+    """Streams one answer; `pieces` are the received ones, before any error."""
 
     def __init__(self, kind: Kind, *script: Any, **options: Any) -> None:
         super().__init__(kind, script, **options)
@@ -133,8 +133,8 @@ def test_an_error_behind_pieces_has_its_class(kind: Kind, form: str) -> None:
     assert (caught.value.status, caught.value.code, caught.value.request_id) == (200, "model_failed", "r-1")
 
 
-def test_an_error_that_nobody_knows_is_still_one(kind: Kind) -> None:
-    """With what it says, and without what it does not."""
+def test_unknown_error_is_raised(kind: Kind) -> None:
+    """It has the parts that the answer has."""
     with pytest.raises(ServiceFailed, match="odd") as caught:
         Streamer(kind, lines(b'{"error": {"message": "odd"}}\n')).stream()
     assert caught.value.code is None
@@ -168,7 +168,7 @@ def test_failed_stream_is_retried_only_before_its_first_piece(kind: Kind) -> Non
 
 
 def test_an_answer_that_is_no_stream_is_one_piece(kind: Kind) -> None:
-    """Of a script that returns; one without pieces has none, and what is no JSON is told."""
+    """A script that returns gives one piece, an empty answer none, and an answer without JSON an error."""
     assert Streamer(kind, ok([1, 2])).stream() == [[1, 2]]
     assert Streamer(kind, lines()).stream() == []
     assert Streamer(kind, httpx.Response(204)).stream() == []
@@ -185,7 +185,7 @@ def test_leaving_early_closes_the_answer(kind: Kind) -> None:
 
 
 def test_a_server_is_busy_until_its_pieces_have_been_read(kind: Kind) -> None:
-    """Of two, the other one gets what is asked meanwhile."""
+    """Of two servers, the other one gets the requests in the meantime."""
     uris = [URI, URI.replace("8080", "8081")]
     ports: list[int] = []
 

@@ -83,7 +83,7 @@ def test_counts_are_those_of_the_window(events: list[tuple[float, bool]]) -> Non
 
 
 def test_a_throttled_request_is_not_sent_again(kind: Kind) -> None:
-    """After a refusal by the server the next attempt may be held back: it is said so, with the server's word."""
+    """After a refusal by the server the next attempt may be held back; the error has the server's message."""
     caller = Caller(
         kind, repeat(error(503, "overloaded", retry_after="1")), throttle=True, jitter=lambda: 0.4
     )
@@ -145,7 +145,7 @@ def test_calls_of_a_client_share_their_throttle(serve: Callable[[Behaviour], Pup
 
 
 def test_asking_for_readiness_is_never_held_back() -> None:
-    """The scoring address is what is throttled: asking whether a server is ready is not."""
+    """Only the scoring address is throttled."""
     timeline = Timeline()
     transport = httpx.MockTransport(lambda request: error(503, "overloaded"))
     options = {"clock": timeline.clock, "sleep": timeline.sleep, "jitter": lambda: 0.0}

@@ -34,7 +34,7 @@ def token(number: int, refresh_in_s: float = 100) -> httpx.Response:
     return httpx.Response(200, json={"accessToken": f"token-{number}", "refreshInSeconds": refresh_in_s})
 
 
-def sent(caller: Caller) -> list[tuple[str, str | None]]:
+def credentials_of(caller: Caller) -> list[tuple[str, str | None]]:
     """Path and credential of each request, in order."""
     return [
         (request.url.path, request.headers.get("authorization", "").removeprefix("Bearer ") or None)
@@ -108,7 +108,11 @@ def test_a_token_is_fetched_with_the_key(kind: Kind, uri: str, token_path: str) 
     talk = Talk(kind, [token(1), ok([1]), ok([2])], uri, key=KEY, use_tokens=True)
     assert talk.calls(1) == [[1], [2]]
     score_path = httpx.URL(uri).path
-    assert sent(talk.caller) == [(token_path, KEY), (score_path, "token-1"), (score_path, "token-1")]
+    assert credentials_of(talk.caller) == [
+        (token_path, KEY),
+        (score_path, "token-1"),
+        (score_path, "token-1"),
+    ]
     assert [request.method for request in talk.caller.requests] == ["GET", "POST", "POST"]
 
 
@@ -117,7 +121,7 @@ def test_a_token_is_renewed_before_it_ends(kind: Kind) -> None:
     script = [token(1, 100), ok(), ok(), token(2, 50), ok(), token(3), ok()]
     talk = Talk(kind, script, key=KEY, use_tokens=True)
     talk.calls(99.9, 0.1, 50)
-    assert [credential for _, credential in sent(talk.caller)] == [
+    assert [key for _, key in credentials_of(talk.caller)] == [
         *(KEY, "token-1", "token-1"),
         *(KEY, "token-2"),
         *(KEY, "token-3"),
@@ -154,7 +158,7 @@ def test_a_wrong_key_fetches_nothing(kind: Kind) -> None:
     talk = Talk(kind, [error(401, "unauthorized")], key=KEY, use_tokens=True)
     (failure,) = talk.calls()
     assert isinstance(failure, Unauthorized)
-    assert sent(talk.caller) == [("/token", KEY)]
+    assert credentials_of(talk.caller) == [("/token", KEY)]
 
 
 def test_answer_without_a_token_names_the_route(kind: Kind) -> None:
@@ -172,7 +176,7 @@ def test_a_failed_renewal_costs_nothing_while_the_token_is_good(
     talk = Talk(kind, script, key=KEY, use_tokens=True)
     with caplog.at_level(logging.WARNING):
         assert talk.calls(10, 9, 1) == [[1], [2], [3], [4]]
-    assert [credential for _, credential in sent(talk.caller)] == [
+    assert [key for _, key in credentials_of(talk.caller)] == [
         *(KEY, "token-1", KEY, "token-1", "token-1", KEY, "token-2"),
     ]
     assert ["could not be renewed" in record.getMessage() for record in caplog.records] == [True]
@@ -196,16 +200,21 @@ def test_the_key_for_tokens_may_come_from_the_environment(
     monkeypatch.setenv("STOKER_KEY", KEY)
     talk = Talk(kind, [token(1), ok([1])], use_tokens=True)
     talk.calls()
-    assert sent(talk.caller)[0] == ("/token", KEY)
+    assert credentials_of(talk.caller)[0] == ("/token", KEY)
 
 
 def test_provider_gives_the_credential(kind: Kind) -> None:
-    """A text is sent until it is refused, then the provider is asked once more."""
+    """A text is sent until it is refused, then the provider is called once more."""
     provider = Provider("vault-1", "vault-2")
     script = [ok([1]), ok([2]), error(401, "unauthorized"), ok([3])]
     talk = Talk(kind, script, token_provider=provider)
     assert talk.calls(1000, 1000) == [[1], [2], [3]]
-    assert [credential for _, credential in sent(talk.caller)] == ["vault-1", "vault-1", "vault-1", "vault-2"]
+    assert [key for _, key in credentials_of(talk.caller)] == [
+        "vault-1",
+        "vault-1",
+        "vault-1",
+        "vault-2",
+    ]
     assert provider.calls == 2
 
 
@@ -214,7 +223,7 @@ def test_a_providers_token_may_say_when_it_is_stale(kind: Kind) -> None:
     provider = Provider(AccessToken("one", refresh_in_s=5), AccessToken("two"))
     talk = Talk(kind, [ok(), ok(), ok()], token_provider=provider)
     talk.calls(5, 1000)
-    assert [credential for _, credential in sent(talk.caller)] == ["one", "two", "two"]
+    assert [key for _, key in credentials_of(talk.caller)] == ["one", "two", "two"]
     assert "secret" not in repr(AccessToken("secret"))
 
 
@@ -331,10 +340,10 @@ def test_arguments_that_contradict_each_other(
 
 
 def test_probes_need_no_token(kind: Kind) -> None:
-    """Readiness is asked without one; none is fetched for it."""
+    """The client fetches no token for a readiness check."""
     caller = Caller(kind, [httpx.Response(200, json={"ready": True})], key=KEY, use_tokens=True)
     assert caller.call("ready") is True
-    assert sent(caller) == [("/v2/health/ready", None)]
+    assert credentials_of(caller) == [("/v2/health/ready", None)]
 
 
 def test_time_is_the_clients_own() -> None:

@@ -1,4 +1,4 @@
-"""Deadlines and tiers that the client says, and times to come back that it is told."""
+"""Deadlines and tiers in a client's requests, and retry times in answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def urgency_headers(caller: Caller) -> list[tuple[str | None, str | None]]:
 
 
 def test_urgency_headers_are_absent_by_default(kind: Kind) -> None:
-    """A client that was told nothing sends neither header, so the server's defaults hold."""
+    """A client without these settings sends neither header, so the server's defaults hold."""
     caller = Caller(kind, [ok()])
     caller.call("score", ROWS)
     assert urgency_headers(caller) == [(None, None)]
@@ -59,7 +59,7 @@ def test_each_batch_has_the_whole_deadline(kind: Kind, method: str) -> None:
 
 
 def test_a_deadline_becomes_less_with_each_attempt(kind: Kind) -> None:
-    """Each attempt tells what is left, and none is made that would come too late."""
+    """Each attempt sends the rest of its time, and no attempt starts too late."""
     caller = Caller(
         kind, repeat(error(503, "overloaded", retry_after_ms="400")), deadline_ms=1000, jitter=lambda: 0.0
     )

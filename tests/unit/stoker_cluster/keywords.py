@@ -140,7 +140,7 @@ EFFECTS: dict[str, Effect] = {
 
 
 def planned(keyword: str, namespace: str, *, given: bool) -> ClusterPlan:
-    """The plan with a keyword, or without it, and with what it needs in both."""
+    """The plan with a keyword or without it; both have the keyword's prerequisites."""
     effect = EFFECTS[keyword]
     keywords = {**effect.beside, **({keyword: effect.value} if given else {})}
     besides = {
@@ -177,7 +177,7 @@ def _whole(
 
 
 def flat(objects: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each value by its place: `KIND/NAME a.b`, what has a name by that, and deployment files as what they hold."""
+    """Each value by its place: `KIND/NAME a.b`, list items by their names, deployment files by their contents."""
     found: dict[str, Any] = {}
     for content in objects:
         one = f"{content['kind']}/{content['metadata']['name']}"

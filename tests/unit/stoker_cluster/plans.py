@@ -9,7 +9,7 @@ from stoker_cluster.render import objects_of
 
 
 def plan(**fields: Any) -> ClusterPlan:
-    """A plan of a model with what is needed, and these fields."""
+    """A plan of a model with these fields and the required ones."""
     fields.setdefault("serves", ({"name": "digits", "path": "/models/digits.onnx"},))
     return ClusterPlan(**{"name": "digits", "image": "stoker:1", **fields})
 

@@ -67,7 +67,7 @@ class PuppetApi:
         return near
 
     def close(self) -> None:
-        """Close what it keeps open."""
+        """Close the tunnels."""
         for one in self._tunnels:
             one.close()
 

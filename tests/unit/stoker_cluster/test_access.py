@@ -115,7 +115,7 @@ def test_a_kind_that_the_cluster_has_not_says_so() -> None:
 
 
 def test_events_come_a_line_each_and_an_error_ends_them() -> None:
-    """Watching gives what happens, in order, whatever the parts are in which it arrives."""
+    """Events come in order, from parts of any size."""
     lines = [{"type": "ADDED", "object": SERVICE}, {"type": "ERROR", "object": {"message": "too old"}}]
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     events = cluster(lambda *_, **__: answered(body)).watch("v1", "Service", "models", within_s=1)

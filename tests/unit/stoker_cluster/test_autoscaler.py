@@ -1,4 +1,4 @@
-"""The loop around the policy: what it asks, what it does, and when it does nothing."""
+"""The loop around the policy: its reads, its writes, and the cases in which it does nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def looks(one: Autoscaler, puppet: Puppet, count: int) -> list[float]:
 
 
 def test_a_step_of_load_is_followed(caplog: pytest.LogCaptureFixture) -> None:
-    """From 1 to 20 pods in three looks, each of which is said."""
+    """It goes from 1 to 20 pods in three looks, each of them logged."""
     puppet = Puppet(1)
     puppet.load = 14.0
     with caplog.at_level(logging.INFO):
@@ -102,7 +102,7 @@ def test_pods_are_marked_before_they_go_and_once() -> None:
 
 
 def test_a_silent_pod_keeps_all() -> None:
-    """Nothing is known of what it does."""
+    """Its load is unknown, so no pod is removed."""
     puppet = Puppet(20)
     puppet.mute = {"pod-07"}
     looks(autoscaler(puppet), puppet, 200)

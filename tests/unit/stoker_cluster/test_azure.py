@@ -140,7 +140,7 @@ def test_azures_own_defaults() -> None:
     ],
 )
 def test_contradictions_are_refused_as_azure_refuses_them(keywords: dict[str, Any], message: str) -> None:
-    """Before anything is sent: by the keywords' own rules, then by what a cluster needs to know besides."""
+    """Before any request, by the keywords' own rules, then by those of a cluster."""
     with pytest.raises(InvalidSettings) as refused:
         planned(**keywords)
     assert message in str(refused.value)

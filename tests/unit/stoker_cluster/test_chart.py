@@ -124,7 +124,7 @@ def planned(tmp_path: Path, values: dict[str, Any]) -> ClusterPlan:
 
 
 def comparable(contents: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
-    """Objects by kind and name; of the deployment file what it says, and no mark of its bytes."""
+    """Objects by kind and name, with the deployment file parsed and without its fingerprint."""
     found = {}
     for content in contents:
         if content["kind"] == "ConfigMap":

@@ -60,7 +60,7 @@ def test_a_plan_is_applied_compared_and_deleted() -> None:
 
 
 def test_keys_are_made_once_read_and_replaced() -> None:
-    """Given ones are taken, tokens get their secret when they are switched on, pods are told of a change."""
+    """Given keys are taken, tokens get a secret when they are switched on, and pods get a mark after a change."""
     api = PuppetApi()
     applied(api, plan())
     secret = "/api/v1/namespaces/models/secrets/digits-keys"
@@ -93,7 +93,7 @@ def test_keys_are_made_once_read_and_replaced() -> None:
 
 
 def test_logs_are_those_of_pods_that_have_begun() -> None:
-    """One pod after the other; without any the reason is what the service waits for."""
+    """Pods come one after the other; without any, the error has the reason of the wait."""
     api = PuppetApi()
     with pytest.raises(ClusterError, match="no pod of digits has begun yet: is not there"):
         list(service(api).logs())

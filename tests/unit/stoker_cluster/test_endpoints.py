@@ -61,7 +61,7 @@ def test_each_version_has_a_service_of_its_own(versions: tuple[str, ...], servic
     assert all(len(servers) == 1 for servers in found.values())
 
 
-def test_a_name_is_all_its_addresses_and_stays_when_it_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_gives_all_its_addresses_and_keeps_them_when_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that is away for a moment takes no server away."""
     answers: list[list[str]] = [["10.0.0.1", "10.0.0.2"], [], ["10.0.0.2"]]
 

@@ -42,7 +42,7 @@ class Tunnels:
         return near
 
     def cluster(self) -> Cluster:
-        """A cluster with these tunnels, which is asked nothing else."""
+        """A cluster with these tunnels, without an API."""
         return Cluster(lambda *_, **__: None, "puppet", "models", tunnel=self)
 
 
@@ -84,7 +84,7 @@ def test_connection_without_a_pod_ends_with_a_message() -> None:
     assert messages == ["no pod of digits can score now", "the cluster puppet cannot be asked: refused"]
 
 
-def test_nobody_listens_after_an_error() -> None:
+def test_error_closes_the_port() -> None:
     """An error of the body ends forwarding as its normal end does."""
     ports: list[int] = []
 

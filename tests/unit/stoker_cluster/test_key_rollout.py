@@ -59,7 +59,7 @@ def shows(*numbers: int) -> list[str]:
 
 
 def test_all_pods_that_can_score_have_to_show_the_keys(api: PuppetApi) -> None:
-    """Those of before are asked again until they do; later keys do as well; who starts or goes is not asked."""
+    """Pods are read until they show them; later keys count too; starting and ending pods are not read."""
     api.metrics = {"a": shows(3, 3, 4), "b": shows(5)}
     others = [pod("c", status={}), pod("d", metadata={"deletionTimestamp": "now"})]
     assert waited(api.cluster(), [pod("a"), pod("b"), *others]) == ({}, 1.0)
@@ -85,5 +85,5 @@ def test_pods_that_cannot_show_keys_are_not_waited_for(api: PuppetApi) -> None:
 
 
 def test_without_pods_there_is_nothing_to_wait_for(api: PuppetApi) -> None:
-    """New ones begin with what the Secret has."""
+    """New pods begin with the keys of the Secret."""
     assert waited(api.cluster(), []) == ({}, 0.0)

@@ -95,7 +95,7 @@ def test_a_rollout_ends_and_asks_for_no_gpu_that_is_not_there(found: ClusterPlan
 
 @EACH
 def test_pods_read_a_deployment_file_that_servers_take(found: ClusterPlan, tmp_path: Path) -> None:
-    """The file in the ConfigMap is one of a server, which then keeps what the objects promise."""
+    """The file in the ConfigMap is valid for a server and has the settings that the objects depend on."""
     file = tmp_path / "deployment.yaml"
     file.write_text(by_kind(found)["ConfigMap"]["data"]["deployment.yaml"])
     read = load_settings({}, {}, file, ())
@@ -109,7 +109,7 @@ def test_pods_read_a_deployment_file_that_servers_take(found: ClusterPlan, tmp_p
 
 @EACH
 def test_the_same_plan_gives_the_same_bytes(found: ClusterPlan) -> None:
-    """Rendering twice is byte-identical, and what is read back is what was meant."""
+    """Rendering twice gives equal bytes, and parsing them gives the objects."""
     text = as_yaml(objects_of(found))
     assert text == as_yaml(objects_of(found))
     assert list(yaml.load_all(text, yaml.CSafeLoader)) == objects_of(found)
@@ -170,7 +170,7 @@ def test_gpus_by_dynamic_allocation() -> None:
 
 
 def test_cores_are_shared_out_to_frontends_and_threads() -> None:
-    """Half of the requested cores are for frontends, and a model may use all of them; what the file says wins."""
+    """Half of the requested cores are for frontends, and a model may use all of them; settings of the file win."""
     assert pod_file(plan(cpu_cores=6.5))["frontends"] == 3
     assert pod_file(plan(cpu_cores=6.5))["models"][0]["threads"] == 6
     assert pod_file(plan(cpu_cores=0.1))["frontends"] == 1
@@ -446,7 +446,7 @@ def test_texts_like_other_yaml_types_are_quoted() -> None:
 
 
 def test_a_changed_file_is_a_new_pod() -> None:
-    """The template of the pods carries what the deployment file comes to, and nothing else of it."""
+    """The pods' template carries a fingerprint of the deployment file alone."""
 
     def mark(**fields: Any) -> str:
         template = objects(**fields)["Deployment"]["spec"]["template"]["metadata"]

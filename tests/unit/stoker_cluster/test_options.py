@@ -59,7 +59,7 @@ def test_file_name_unfit_for_a_service_needs_a_name_option() -> None:
 
 
 def test_several_models_have_names_of_their_own(tmp_path: Path) -> None:
-    """The service is then called as is said, its models as they are or as their files."""
+    """The service has the given name, its models have theirs or those of their files."""
     text = "models: [{path: a.onnx}, {path: b/score.py, name: c, model_dir: b/model}]\nkubernetes: {name: pair}\n"
     plan = planned(tmp_path, text)
     assert plan.services == ("a", "c")
@@ -71,7 +71,7 @@ def test_several_models_have_names_of_their_own(tmp_path: Path) -> None:
 def test_a_model_of_the_image_that_is_not_here_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistyped path gives a note, and with `check_models` an error; a claim's files are nobody's business here."""
+    """A mistyped path gives a note, with `check_models` an error; files of a claim are not checked."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.onnx").touch()
     plan = plan_from({"image": "stoker:1", "name": "both"}, ["there.onnx", "mistyped.onnx"], None, None)
@@ -100,7 +100,7 @@ def test_a_model_at_an_address_is_fetched_by_the_pods(tmp_path: Path) -> None:
 
 
 def test_pipelines_are_the_pods_as_they_are_written(tmp_path: Path) -> None:
-    """They have no files, and callers reach them by their names; one that is wrong is told before the pod is made."""
+    """They have no files, and callers reach them by name; an invalid one is refused before the pod is made."""
     text = "models: [{path: a.onnx}]\nkubernetes: {name: a}\npipelines: {p: {steps: [%s]}}\n"
     plan = planned(tmp_path, text % "{model: a}")
     assert pod_file(plan)["pipelines"] == {"p": {"steps": [{"model": "a"}]}}
@@ -185,6 +185,6 @@ def test_an_image_takes_nothing_else_along(path: str, message: str) -> None:
 
 
 def test_nothing_to_put_into_an_image() -> None:
-    """An image without models is not what was asked for."""
+    """An image without models is refused."""
     with pytest.raises(InvalidSettings, match="nothing is served"):
         listed_models([], None)

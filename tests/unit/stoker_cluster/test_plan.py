@@ -113,7 +113,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> Non
     ],
 )
 def test_values_that_cannot_be_are_refused(field: str, value: Any, message: str) -> None:
-    """The message names the field and says what is allowed."""
+    """The message names the field and the allowed values."""
     with pytest.raises(InvalidSettings, match=r"^test: ") as refused:
         read_settings(ClusterPlan, {field: value}, "test")
     assert message in str(refused.value)

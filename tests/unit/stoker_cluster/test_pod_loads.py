@@ -16,7 +16,7 @@ GOOD = b'stoker_load 0.4312\nstoker_rejections_total{reason="overloaded"} 7\n'
 
 
 class Pod:
-    """A server that gives one answer to whatever it is asked."""
+    """A server that gives one answer to each request."""
 
     def __init__(self) -> None:
         self.body: bytes | None = GOOD
@@ -78,8 +78,8 @@ def test_pods_are_read_over_kept_connections() -> None:
     [{"body": b"<html>"}, {"status": 503}, {"body": b"stoker_load much"}, {"body": None}],
     ids=["nonsense", "refused", "no number", "nothing"],
 )
-def test_a_pod_that_does_not_say_it_is_as_it_was(change: dict[str, Any]) -> None:
-    """With the time of its last words, so that they grow old; others are not kept waiting by it."""
+def test_pod_without_a_load_keeps_its_last(change: dict[str, Any]) -> None:
+    """The load keeps the time of its reading, so that it grows stale; the other pods do not wait."""
 
     async def scene(pod: Pod) -> None:
         loads = PodLoads(0.2, clock_s=lambda: 10.0)
@@ -95,7 +95,7 @@ def test_a_pod_that_does_not_say_it_is_as_it_was(change: dict[str, Any]) -> None
 
 
 def test_a_pod_that_is_not_there_says_nothing() -> None:
-    """Nobody listens at its address; the one beside it is heard."""
+    """Nobody listens at its address; the pod beside it is read."""
 
     async def scene(pod: Pod) -> None:
         loads = PodLoads(5, clock_s=lambda: 10.0)

@@ -1,4 +1,4 @@
-"""The sentences about what a cluster needs beside the rendered objects."""
+"""The sentences about prerequisites of the rendered objects in a cluster."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ def settings(**fields: Any) -> RouterSettings:
 
 
 def test_callers_reach_the_router_by_the_name_of_the_service() -> None:
-    """Its pods are none of the servers', whatever type of Service callers need."""
+    """Its pods are not selected as servers, for each type of Service."""
     fields = {"router": True, "service_type": "LoadBalancer", "gateway": "gw/main"}
     servers, router = objects(**fields), objects("router", **fields)
     assert (servers["Service"]["metadata"]["name"], router["Service"]["metadata"]["name"]) == (

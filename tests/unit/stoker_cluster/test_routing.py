@@ -22,7 +22,7 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 @given(st.dictionaries(NAMES, st.integers(0, WHOLE), min_size=1), st.data())
 @settings(max_examples=50)
 def test_weights_are_exact_or_refused(hundredths: dict[str, int], data: st.DataObject) -> None:
-    """Each version has its percentage to the hundredth, the default one what is left, and all are the whole."""
+    """Each version has its percentage to the hundredth, the default one the rest, and the sum is 100."""
     default = data.draw(st.sampled_from([None, *hundredths]))
     traffic = {version: share / 100 for version, share in hundredths.items()}
     if sum(hundredths.values()) > WHOLE:

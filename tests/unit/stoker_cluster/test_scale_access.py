@@ -22,7 +22,7 @@ WANTED = {
 
 
 class Puppet:
-    """A cluster that notes what is merged."""
+    """A cluster that records the merged changes."""
 
     def __init__(self) -> None:
         self.deployment: dict[str, Any] | None = {
@@ -122,7 +122,7 @@ def test_ready_pods_have_addresses() -> None:
 
 
 def test_replicas_are_written_if_they_are_as_they_were(puppet: Puppet, deployment: ClusterDeployment) -> None:
-    """Nothing is written over that somebody else has changed, before it was looked at or since."""
+    """A change by somebody else, before the look or since, is not overwritten."""
     assert deployment.scale(6, 4)
     assert puppet.merged == [
         ("Deployment digits", "scale", '{"metadata": {"resourceVersion": "17"}, "spec": {"replicas": 6}}')

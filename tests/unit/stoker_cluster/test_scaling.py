@@ -1,4 +1,4 @@
-"""The policy of the autoscaler: what it does with whatever pods say."""
+"""The policy of the autoscaler."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_step_of_load_is_followed_within_three_looks() -> None:
 
 
 def test_it_comes_down_after_a_minute_a_tenth_at_a_time() -> None:
-    """Until the load has been lower for a minute nothing goes; then a tenth of what is there, at least one."""
+    """No pod goes until the load has been lower for a minute; then a tenth of them, at least one."""
     cluster = Cluster(20)
     cluster.run(70, 14.0)
     down = cluster.run(90, 0.1)
@@ -77,7 +77,7 @@ def test_it_comes_down_after_a_minute_a_tenth_at_a_time() -> None:
 
 
 def test_it_comes_down_to_the_most_of_the_last_minute() -> None:
-    """A spike within the minute is what is kept, not what is needed now."""
+    """The spike of the last minute sets the number, not the present load."""
     cluster = Cluster(40)
     cluster.run(61, 28.0)
     cluster.run(30, 5.0)
@@ -180,7 +180,7 @@ def test_no_pods_at_all_stay_none() -> None:
 
 
 def test_a_waiting_request_starts_the_first_pod() -> None:
-    """Where none is the least number; one pod is waited for, whatever waits, and it goes after an idle minute."""
+    """If the least number is none, one pod starts for any waiting requests and goes after an idle minute."""
     policy = ScalingPolicy(0, 10)
     none = Pods(0, frozenset(), {})
     assert decide(none, 1.0, ScalingState(), policy).replicas == 0
@@ -288,7 +288,7 @@ def test_random_loads_keep_bounds_and_steps(
 
 
 def test_pods_that_still_leave_are_not_counted_as_those_that_are_to_go() -> None:
-    """One was told to go and still serves: at the next step it is named again, and the next idlest one too."""
+    """A pod that was removed may still serve: the next step names it again beside the next idlest one."""
     state = ScalingState(99.0, 0.0, ((99.0, 1),), {})
     pods = Pods(
         4, frozenset(names(5)), {name: PodLoad(place / 100, 0, 99.5) for place, name in enumerate(names(5))}

@@ -60,7 +60,7 @@ def account(tmp_path: Path) -> Path:
 def test_the_slices_of_a_service_are_read_with_the_token_of_the_moment(
     api: HTTPServer, account: Path
 ) -> None:
-    """The kubelet changes it; one that does not hold any more is said, and so is what is no list."""
+    """The kubelet renews the token; an expired one is an error, and so is an answer without a list."""
     reader = PodSliceReader("localhost", api.server_port, account)
     with pytest.raises(OSError, match="answers 401 for the endpoints of models/digits"):
         asyncio.run(reader.endpoint_slices("models", "digits"))
@@ -78,7 +78,7 @@ def test_the_slices_of_a_service_are_read_with_the_token_of_the_moment(
         asyncio.run(reader.endpoint_slices("models", "digits"))
 
 
-def test_outside_of_a_pod_there_is_nobody_to_ask(
+def test_reader_outside_of_a_pod_is_refused(
     tmp_path: Path, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages say what to do instead."""

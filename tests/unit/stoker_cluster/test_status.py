@@ -1,4 +1,4 @@
-"""How a service stands, from what the API says of it."""
+"""The state of a service, from its objects in the API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replica_set(revision: str, marked: str) -> dict[str, Any]:
 
 
 def pod(age_s: float = 1, marked: str = "new", *, ready: bool = False, **status: Any) -> dict[str, Any]:
-    """A pod of the new revision, unless it is said otherwise."""
+    """A pod, of the new revision by default."""
     created = (NOW - timedelta(seconds=age_s)).isoformat().replace("+00:00", "Z")
     metadata = {"creationTimestamp": created, "labels": {"pod-template-hash": marked}}
     conditions = [{"type": "Ready", "status": str(ready)}, *status.pop("conditions", [])]
@@ -65,8 +65,8 @@ def listing(deployed: dict[str, Any], *pods: dict[str, Any]) -> ServiceObjects:
     return ServiceObjects(deployed, [replica_set("1", "old"), replica_set("2", "new")], pods)
 
 
-def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> None:
-    """The two ends of a service."""
+def test_ready_pods_are_healthy_and_a_missing_deployment_is_deleted() -> None:
+    """These are the two final states of a service without an error."""
     assert service_status(listing(deployment(3, 3)), NOW).state == "Healthy"
     assert service_status(None, NOW).state == "Deleted"
     assert service_status(None, NOW).is_final
@@ -84,8 +84,8 @@ def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> N
         pytest.param(deployment(3, 2, reason="NewReplicaSetAvailable"), id="one is being replaced"),
     ],
 )
-def test_a_service_is_on_its_way_until_nothing_is_to_be_done(deployed: dict[str, Any]) -> None:
-    """All pods are to be of the change, as many as are wanted, and able to score."""
+def test_service_is_transitioning_until_its_rollout_ends(deployed: dict[str, Any]) -> None:
+    """The rollout ends when all wanted pods are of the new revision and can score."""
     found = service_status(listing(deployed, pod()), NOW)
     assert (found.state, found.error, found.is_final) == ("Transitioning", None, False)
 
@@ -109,7 +109,7 @@ def test_a_service_that_was_whole_is_unhealthy_and_not_failed() -> None:
 
 
 def test_a_container_that_ends_again_and_again_is_a_failure_at_once() -> None:
-    """Its exit code is said, for the kubelet's own message says only that it waits."""
+    """The message has its exit code, as the kubelet's own one only says that it waits."""
     crashing = waiting("CrashLoopBackOff", "back-off 10s", lastState={"terminated": {"exitCode": 3}})
     found = service_status(listing(deployment(), crashing), NOW)
     assert found.state == "Failed"
@@ -125,7 +125,7 @@ def test_failing_pods_of_an_earlier_version_do_not_count() -> None:
 
 
 def test_an_image_that_cannot_be_pulled_may_come_yet() -> None:
-    """The kubelet tries again: it is said, and no failure before the time is over."""
+    """The kubelet tries again, so the status has the problem, and fails only when the time is over."""
     found = service_status(listing(deployment(), waiting("ImagePullBackOff", "no such tag")), NOW)
     assert (found.state, found.error) == ("Transitioning", None)
     assert found.line.endswith("one waits: ImagePullBackOff: no such tag")

@@ -60,13 +60,13 @@ def test_paths_are_relative_to_the_attempt(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_start_is_refused(given: dict[str, Any], words: str, tmp_path: Path) -> None:
-    """In a sentence that says what is wrong with it."""
+    """The sentence has the reason."""
     with pytest.raises(Refused, match=words):
         start_of(tmp_path, **given)
 
 
 def test_a_start_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """And so is one that lacks what is required."""
+    """A start that lacks required values is refused too."""
     with pytest.raises(Refused, match="there is no "):
         read_start(tmp_path)
     (tmp_path / "start.json").write_text('{"version": 1, "run_id": "a"}')
@@ -75,7 +75,7 @@ def test_a_start_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_script_finds_its_run_and_its_inputs(tmp_path: Path) -> None:
-    """The names of both generations; the run's own win over what the caller and the machine say."""
+    """Variables have the names of both generations; the run's own win over the caller's and the machine's."""
     start = start_of(
         tmp_path,
         variables={"A": "1", "STOKER_RUN_ID": "other"},
@@ -124,7 +124,7 @@ def test_several_processes_find_each_other(tmp_path: Path) -> None:
 
 
 def test_nodes_on_one_machine_have_gpus_of_their_own(tmp_path: Path) -> None:
-    """Processes of a node see all of its GPUs; parameter servers see none; where nothing is said, nothing is set."""
+    """Processes of a node see all of its GPUs, parameter servers none; without a setting no variable is set."""
     start = start_of(tmp_path, nodes=2, nodes_here=2, processes=2, gpus=["a", "b", "c", "d"])
     assert [visible_gpus(start, rank) for rank in start.ranks] == [
         ["a", "b"],
@@ -185,7 +185,7 @@ def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_unpacked_agent_has_the_files_of_its_archive(tmp_path: Path) -> None:
-    """Unpacking writes what the archive holds, without making one first."""
+    """Unpacking writes the archive's files, without making an archive first."""
     archive.unpack(tmp_path / "agent")
     with zipfile.ZipFile(io.BytesIO(archive.archive_bytes())) as found:
         wanted = {name: found.read(name) for name in found.namelist()}

@@ -189,7 +189,7 @@ def test_unsupported_feature_of_a_run_names_the_remedy(run: Run, offline: Offlin
 def test_a_script_outside_of_a_run_prints_each_call(
     offline: OfflineRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In Azure's words; besides, what was logged is known, and a step is taken."""
+    """The lines have Azure's words; logged values are known, and a step is taken."""
     offline.log("loss", 0.25, step=1)
     offline.log_list("list", [1, 2])
     offline.log_row("row", x=1)
@@ -219,7 +219,7 @@ def test_workbench_logs_numbers_lists_and_dicts(run: Run) -> None:
 
 
 def test_keras_reports_to_the_run(run: Run) -> None:
-    """Epochs by their numbers, each so many batches; whatever else a Keras asks its callbacks."""
+    """Epochs have their numbers, each some batches; other calls of any Keras are accepted."""
     logger = KerasLogger(batches=2)
     logger.set_params({"epochs": 2})
     logger.on_train_begin()

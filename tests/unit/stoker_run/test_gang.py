@@ -39,7 +39,7 @@ def test_each_node_knows_its_ranks_and_all_addresses(tmp_path: Path) -> None:
     assert (attempt / "log_3.txt").read_text() == "hello"
 
 
-def ended(place: Path, **report: Any) -> None:
+def write_exit(place: Path, **report: Any) -> None:
     place.mkdir(exist_ok=True)
     known = {"outcome": "exited", "exit_status": 0, "reason": None, "ended_ms": 1}
     (place / "exit.json").write_text(json.dumps({**known, **report}))
@@ -48,18 +48,18 @@ def ended(place: Path, **report: Any) -> None:
 def test_the_first_failure_is_that_of_the_attempt(tmp_path: Path) -> None:
     """Nodes that were ended for it have not failed; a lost node counts before all, also one that nobody tells of."""
     first, second = folders_of(make_attempt(tmp_path), 2)
-    ended(first)
+    write_exit(first)
     assert find_failure([first, second]) is None
-    ended(second, exit_status=1, ended_ms=2)
-    ended(first, outcome="stopped", reason=PEER)
+    write_exit(second, exit_status=1, ended_ms=2)
+    write_exit(first, outcome="stopped", reason=PEER)
     assert (find_failure([first, second]) or {})["ended_ms"] == 2
-    ended(first, outcome="signalled")
+    write_exit(first, outcome="signalled")
     assert (find_failure([first, second]) or {})["outcome"] == "signalled"
     (second / "lost.json").write_text('{"reason": "gone"}')
     assert find_failure([first, second]) == {"reason": "gone"}
     (second / "lost.json").unlink()
     for place in (first, second):
-        ended(place, outcome="stopped", reason=PEER)
+        write_exit(place, outcome="stopped", reason=PEER)
     assert find_failure([first, second]) == {"reason": "the cluster has lost one of its nodes"}
 
 

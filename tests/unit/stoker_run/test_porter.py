@@ -81,7 +81,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Path) -> None:
-    """Only what is missing is asked for; names, links, empty folders and what may be executed are as they were."""
+    """Only missing contents are sent; names, links, empty folders and execute bits are kept."""
     name = "größe\udcff"
     content = content_of(b"one") + ".x"
     entries = [["d", "empty"], ["f", f"deep/{name}", content], ["l", "link", "/etc"]]
@@ -154,7 +154,7 @@ def test_data_stays_within_its_limit(porter: Porter, tmp_path: Path) -> None:
 
 
 def test_a_content_that_has_come_damaged_is_not_kept(porter: Porter, tmp_path: Path) -> None:
-    """Its digest is looked at when the last piece is there."""
+    """Its digest is checked when the last piece is there."""
     with pytest.raises(ValueError, match="damaged"):
         porter.do({"op": "keep", "content": content_of(b"one"), "offset": 0, "size": 3}, b"two")
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
@@ -203,7 +203,7 @@ def test_no_link_is_read_through(porter: Porter, tmp_path: Path) -> None:
         porter.do({"op": "read", "name": "out", "offset": 0, "size": 10, **ATTEMPT}, b"")
 
 
-def test_nothing_of_an_attempt_is_left(porter: Porter, tmp_path: Path) -> None:
+def test_removed_attempt_leaves_nothing(porter: Porter, tmp_path: Path) -> None:
     """Its folder goes, and that of its run with the last one."""
     for number in (1, 2):
         (tmp_path / "runs" / "e_1_0000000a" / str(number) / "work").mkdir(parents=True)
@@ -213,8 +213,8 @@ def test_nothing_of_an_attempt_is_left(porter: Porter, tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "e_1_0000000a").exists()
 
 
-def test_only_environments_that_nobody_uses_go(porter: Porter, tmp_path: Path) -> None:
-    """Not what a run was given of late, what a process is in, what is being built, or what is locked."""
+def test_only_unused_environments_are_removed(porter: Porter, tmp_path: Path) -> None:
+    """Recently used environments, those of a process, in build, or locked stay."""
     homes = {name: tmp_path / "environments" / name for name in ("building", "busy", "locked", "old", "used")}
     for name, home in homes.items():
         (home / "venv").mkdir(parents=True)

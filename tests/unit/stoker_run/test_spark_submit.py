@@ -103,7 +103,7 @@ def test_remains_of_the_spark_driver_are_collected(attempt: Path) -> None:
 
 
 def test_a_driver_that_leaves_nothing_has_failed(attempt: Path) -> None:
-    """The run fails whatever spark-submit's status is, and a line says where to look."""
+    """The run fails with any status of spark-submit, and a line says where to look."""
     write(attempt / "bin" / "hadoop", "#!/bin/sh\nexit 1\n")
     done = submit(attempt, "yarn", "cluster", "", "train.py")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Environments of runs: which Python, what is written down, and what is built from a file."""
+"""Environments of runs: the Python, the record, and environments built from a file."""
 
 import subprocess
 import sys
@@ -180,7 +180,7 @@ def test_tensorflow_gpu_brings_cuda_where_a_gpu_is_held(
         assert todays in relaxed(read_environment(file), gpus).lines
 
 
-def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
+def test_interpreter_is_recorded(tmp_path: Path) -> None:
     """This one and another one: with their packages, without reading any of them."""
     environment = use_interpreter(RequestedEnvironment(), tmp_path / "a")
     assert environment.interpreter == Path(sys.executable)
@@ -199,14 +199,14 @@ def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
 
 
 class Commands:
-    """Takes the place of the installer: a virtual environment is a folder with packages that it is told."""
+    """Takes the place of the installer: a virtual environment is a folder with the packages that a test gives."""
 
     def __init__(self, packages: dict[str, str], status: int = 0) -> None:
         self.packages, self.status = packages, status
         self.seen: list[list[str]] = []
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Run what the installer would, and the trial of what was installed."""
+        """Run the installer's commands and the trial of the installed packages."""
         monkeypatch.setattr(run_environment.Installer, "run", lambda _, command, *rest: self(command))
         monkeypatch.setattr(trial.subprocess, "run", self)
 
@@ -345,7 +345,7 @@ def test_relaxed_brings_the_keras_that_was_meant(
 def test_a_script_has_the_keras_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str], variables: dict[str, str]
 ) -> None:
-    """Also where whoever submits it has chosen Keras 2, which the script's environment lacks."""
+    """This holds for a user who has chosen Keras 2 too, which the script's environment lacks."""
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     Commands(packages).take_over(monkeypatch)
     folder = tmp_path / "environment"
@@ -357,7 +357,7 @@ def test_a_script_has_the_keras_of_its_file(
 
 
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names stay, the pins go, and it is said."""
+    """The names stay, the pins go, and a line says so."""
     commands = Commands({"six": "1.17.0"})
     notes = prepared(tmp_path, RequestedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")

@@ -1,4 +1,4 @@
-"""TorchServe's archives as files: what is read of them, where they are unpacked, and what is refused."""
+"""TorchServe's archives as files: reading, unpacking, refusals."""
 
 from __future__ import annotations
 

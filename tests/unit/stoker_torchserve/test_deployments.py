@@ -1,4 +1,4 @@
-"""From an archive to what is served: where it is unpacked, its settings and those of the operator, its packages."""
+"""From an archive to a deployment: its folder, its settings and the operator's, its packages."""
 
 from __future__ import annotations
 

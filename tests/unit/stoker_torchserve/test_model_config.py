@@ -1,4 +1,4 @@
-"""`model-config.yaml`: what it asks of the server."""
+"""`model-config.yaml`: the settings of the server that follow from it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ FORM = "multipart/form-data; boundary=XyZ"
     ],
 )
 def test_a_request_becomes_a_row(request_: ScriptRequest, row: dict[str, Any]) -> None:
-    """By its content type, as TorchServe has it; what cannot be read as that is given as it was sent."""
+    """The content type decides, as in TorchServe; unreadable content is passed on as it was sent."""
     assert read_row(request_)[0] == row
 
 

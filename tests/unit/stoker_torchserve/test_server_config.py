@@ -65,7 +65,7 @@ def test_models_have_settings(config: Path) -> None:
 
 
 def test_the_server_has_settings(config: Path) -> None:
-    """In its own units; what has no effect is noted by name."""
+    """They are converted to Stoker's units; settings without an effect are noted by name."""
     _, imported = read(
         config,
         "load_models=all\ninference_address=http://0.0.0.0:9000\nmanagement_address=http://127.0.0.1:8081\n"

@@ -72,7 +72,7 @@ def test_facts_of_another_device_are_left_out(two_gpus, monkeypatch):
 
 
 def test_a_machine_without_gpus_says_so():
-    """`CPU only` is said plainly."""
+    """The line is `CPU only`."""
     from stoker_training import frameworks
 
     (line,) = frameworks.describe_devices([])

@@ -1,4 +1,4 @@
-"""Digits drawn by a program: what they look like, and that who has learned them knows those of the console."""
+"""Digits drawn by a program: their looks, and that a model trained on them knows those of the console."""
 
 from __future__ import annotations
 

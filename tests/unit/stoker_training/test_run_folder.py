@@ -1,4 +1,4 @@
-"""The run folder appears whole or not at all, and never swallows what is not its own."""
+"""The run folder appears whole or not at all, and never replaces files of others."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_a_mount_point_is_refused(tmp_path, monkeypatch):
-    """A mounted volume cannot be renamed: the operator is told to choose a folder inside it, before training."""
+    """A mounted volume cannot be renamed: the error before training says to choose a folder inside it."""
     monkeypatch.setattr(Path, "is_mount", lambda self: self == tmp_path)
     with pytest.raises(OperatorError, match="is a mount point"):
         check_target(tmp_path)
@@ -167,7 +167,7 @@ def test_the_run_folder_has_the_usual_permissions(tmp_path):
 
 @pytest.mark.tensorflow
 def test_the_names_of_all_artefacts_are_declared(trained):
-    """A finished training writes exactly what the replacement of a run folder may delete."""
+    """A finished training writes exactly the names that the replacement of a run folder may delete."""
     result, _ = trained
     # Tests before this one may have imported its script.
     assert set(entries(result.folder)) - {"__pycache__"} == run_folder.ARTEFACTS

@@ -1,4 +1,4 @@
-"""A training as a whole: what it says, that it repeats, and when it refuses."""
+"""A training as a whole: its output, its repetition, its refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entries(folder):
 
 
 def test_a_training_says_devices_data_epochs_and_result(trained):
-    """The operator reads what it runs on first and what came out last."""
+    """The first line has the devices, the last one the result."""
     result, lines = trained
     assert lines[0].startswith("Device")
     assert "MNIST (IDX files), 240 training and 60 test images" in "\n".join(lines)
@@ -42,7 +42,7 @@ def test_measured_metrics_are_logged(trained, logged):
 
 
 def test_the_same_seed_gives_the_same_weights(trained, tiny_mnist):
-    """A second training of one spec agrees in every bit with what the first one wrote; another seed does not."""
+    """A second training of one spec gives the first one's weights bit for bit; another seed does not."""
     from stoker_training.digits import load_digits
     from stoker_training.fitting import fit
     from stoker_training.frameworks import tf

@@ -1,4 +1,4 @@
-"""What the supervisor does beside its loop: restarts that are tried until they succeed, and calls that may block."""
+"""Work beside the loop of a supervisor: restarts that are tried until they succeed, and calls that may block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from stoker.supervisor.background import Background, in_thread
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.backoff import Backoff
+from stoker.supervisor.children import Child
 
 
 def others() -> set[asyncio.Task[Any]]:
@@ -82,7 +83,7 @@ def test_nothing_is_started_again_when_the_server_stops() -> None:
 
 
 def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    """What fails alike each time is logged once, what fails otherwise or again later, again."""
+    """An error that repeats itself is logged once; another error, or the same one later, is logged again."""
     outcomes = iter(["away", "away", "other", None, "other"])
 
     async def look() -> bool:
@@ -120,14 +121,14 @@ def test_every_exit_has_words(code: int, words: str) -> None:
 
 def test_an_end_for_want_of_memory_is_called_so() -> None:
     """An operator who reads of SIGKILL alone looks for who sent it."""
-    told = ended_child(out_of_memory=True).describe_exit()
+    text = ended_child(out_of_memory=True).describe_exit()
     assert (
-        told
+        text
         == "was ended by SIGKILL by the kernel, which had no memory left: it needs more, or less may run here"
     )
 
 
-def test_a_call_in_a_thread_gives_what_the_function_gives() -> None:
+def test_a_call_in_a_thread_gives_the_result() -> None:
     """Its result or its exception; the loop goes on meanwhile."""
 
     async def scene() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.supervisor.children import Backoff
+from stoker.supervisor.backoff import Backoff
 
 
 def test_delays_double_up_to_half_a_minute() -> None:

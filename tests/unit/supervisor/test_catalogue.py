@@ -1,4 +1,4 @@
-"""What names, labels and slots mean while versions come and go."""
+"""The meaning of names, labels and slots while versions come and go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.settings.versions import VersionStatus
-from stoker.supervisor.catalogue import Model, Slots, Version
+from stoker.supervisor.catalogue import Model, Version
+from stoker.supervisor.metric_slots import Slots
 
 
 def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:
@@ -21,8 +22,8 @@ def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Mod
 def test_the_newest_version_is_the_default_unless_a_label_says_otherwise() -> None:
     """`default` is a label like others, and wins over the number."""
     plain, labelled = model(3, 12, 5), model(3, 12, 5, default=5)
-    for some in (plain, labelled):
-        some.settle()
+    for one in (plain, labelled):
+        one.settle()
     assert (plain.default, labelled.default) == (12, 5)
 
 
@@ -40,7 +41,7 @@ def test_names_move_when_their_version_is_available_and_not_before() -> None:
 
 
 def test_at_the_start_a_label_means_its_version_before_that_is_loaded() -> None:
-    """Others may be available first; who asks by the label is not told meanwhile that there is none."""
+    """Others may be available first; requests with the label do not hear meanwhile that there is none."""
     digits = model(7, chosen={7}, stable=3, canary=8)
     digits.versions[3] = Version(VersionStatus(3, "LOADING"), served=Mock())
     digits.versions[8] = Version(VersionStatus(8, "LOADING"))
@@ -108,9 +109,9 @@ def test_versions_of_a_route_are_in_numeric_order() -> None:
     """Versions are numbers: 12 comes behind 5."""
     digits = model(12, 5)
     digits.settle()
-    told = digits.route()
-    assert [version.version for version in told.versions] == [5, 12]
-    assert (told.default, told.labels) == (12, {})
+    route = digits.route()
+    assert [version.version for version in route.versions] == [5, 12]
+    assert (route.default, route.labels) == (12, {})
     assert list(digits.index()) == [
         {"name": "digits", "version": "5", "state": "READY"},
         {"name": "digits", "version": "12", "state": "READY"},

@@ -28,12 +28,12 @@ from stoker.control.channel import ControlChannel
 from stoker.control.channel import Codec
 
 @dataclass
-class Told:
+class Report:
     environment: dict[str, str]
     padding: str
 
-channel = ControlChannel.inherited(int(sys.argv[sys.argv.index("--control-fd") + 1]), Codec(Told, Told))
-channel.send(Told(dict(os.environ), "x" * 200_000))
+channel = ControlChannel.inherited(int(sys.argv[sys.argv.index("--control-fd") + 1]), Codec(Report, Report))
+channel.send(Report(dict(os.environ), "x" * 200_000))
 sys.exit(5)
 """
 
@@ -74,47 +74,47 @@ print(codes)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a child says."""
+class Report:
+    """The message of a child."""
 
     environment: dict[str, str]
     padding: str
 
 
-TellingChild = Child[Told, Told]
-CODEC: Final[Codec[Told, Told]] = Codec(Told, Told)
+ReportingChild = Child[Report, Report]
+CODEC: Final[Codec[Report, Report]] = Codec(Report, Report)
 
 
 def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an entry script prints of its environment is in the log; what it said last is heard after its end."""
+    """Its environment has no keys, which a script could print; its last message is read after its end."""
     (tmp_path / "tells.py").write_text(TELLS_ITS_ENVIRONMENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     keys = ("STOKER_ADMIN_KEY", "STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY")
     for name in (*keys, "STOKER_HOST", "STOKER_KEY_OF_A_HOUSE"):
         monkeypatch.setenv(name, "a secret")
 
-    async def scene() -> tuple[Told, TellingChild]:
-        said: list[Told] = []
+    async def scene() -> tuple[Report, ReportingChild]:
+        reports: list[Report] = []
         ended = asyncio.get_running_loop().create_future()
         child = await Child.start(
             "child",
             "tells",
             CODEC,
-            lambda _, message: said.append(message),
+            lambda _, message: reports.append(message),
             ended.set_result,
             variables={"WORDS": "two"},
         )
         async with asyncio.timeout(PATIENCE_S):
             assert await ended is child
-        (message,) = said
+        (message,) = reports
         return message, child
 
-    async def scenes() -> tuple[Told, TellingChild]:
+    async def scenes() -> tuple[Report, ReportingChild]:
         await scene()
         before = open_descriptors()
-        told = await scene()
+        ended = await scene()
         assert open_descriptors() == before
-        return told
+        return ended
 
     message, child = asyncio.run(scenes())
     environment = message.environment
@@ -123,24 +123,24 @@ def test_a_child_gets_no_keys_and_leaves_nothing(tmp_path: Path, monkeypatch: py
     assert (environment["WORDS"], child.describe_exit()) == ("two", "exited with code 5")
 
 
-def test_a_child_of_which_a_message_was_lost_is_ended(
+def test_a_child_with_a_lost_message_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its successor says everything anew; one that has ended by itself is told of all the same."""
+    """Its successor reports anew; the end of a child that has ended by itself is reported too."""
     (tmp_path / "tells.py").write_text(TELLS_ITS_ENVIRONMENT.replace("sys.exit(5)", "channel.receive()"))
     (tmp_path / "tells_and_ends.py").write_text(TELLS_ITS_ENVIRONMENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def scene(module: str) -> str:
-        said: list[Told] = []
+        reports: list[Report] = []
         ended = asyncio.get_running_loop().create_future()
         child = await Child.start(
-            "child", module, CODEC, lambda _, message: said.append(message), ended.set_result
+            "child", module, CODEC, lambda _, message: reports.append(message), ended.set_result
         )
         async with asyncio.timeout(PATIENCE_S):
             with room_for_descriptors(0):
                 await ended
-        assert said == []
+        assert reports == []
         return child.describe_exit()
 
     assert asyncio.run(scene("tells")) == "was ended by SIGKILL"
@@ -169,7 +169,7 @@ def test_a_child_that_the_kernel_kills_for_memory_says_so(
     async def scene() -> str:
         ended = asyncio.get_running_loop().create_future()
 
-        def kill(child: Child[Told, Told], _: Told) -> None:
+        def kill(child: Child[Report, Report], _: Report) -> None:
             counted[0] += 1
             if by_supervisor:
                 child.kill()

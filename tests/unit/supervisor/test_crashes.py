@@ -1,4 +1,4 @@
-"""Which models get processes of their own after crashes of a shared one."""
+"""Models that get processes of their own after crashes of a shared one."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def used_mb(memory: DeviceMemory, place: str = UUID) -> int:
     return memory.used(place) >> 20
 
 
-def test_the_driver_tells_what_each_process_uses(gpu: PuppetGpu) -> None:
-    """Those of the groups of device processes count, whatever others do; then none is none."""
+def test_the_memory_of_each_process_is_read_from_the_driver(gpu: PuppetGpu) -> None:
+    """Processes in the groups of device processes count, others do not; without any, nothing is used."""
     processes = [process()]
     memory = DeviceMemory(400, processes)
     memory.learn(["cuda:0"])
@@ -64,14 +64,14 @@ def test_the_driver_tells_what_each_process_uses(gpu: PuppetGpu) -> None:
     assert memory.budget(UUID) == 400 * MB
 
 
-@pytest.mark.parametrize("told", [None, {}, {1: 500}, {OURS: None}])
-def test_a_driver_that_hides_processes(gpu: PuppetGpu, told: dict[int, int | None] | None) -> None:
-    """All counts that the GPU has in use and had not at the start, as in containers with pids of their own."""
+@pytest.mark.parametrize("reported", [None, {}, {1: 500}, {OURS: None}])
+def test_a_driver_that_hides_processes(gpu: PuppetGpu, reported: dict[int, int | None] | None) -> None:
+    """The growth of used memory since the start counts, as in containers with pids of their own."""
     memory = DeviceMemory(400, [process()])
     memory.learn(["cuda:0"])
-    set_memory(gpu, 350, told)
+    set_memory(gpu, 350, reported)
     assert used_mb(memory) == 250
-    set_memory(gpu, 50, told)
+    set_memory(gpu, 50, reported)
     assert used_mb(memory) == 0
 
 
@@ -88,9 +88,7 @@ def test_a_mig_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert (used_mb(memory, uuid), memory.budget(uuid) >> 20) == (300, 1024 - 100 - 512)
 
 
-def test_a_driver_that_does_not_answer_has_said_it_before(
-    gpu: PuppetGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_answer_of_the_driver_counts(gpu: PuppetGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is restarted costs no model its place."""
     memory = DeviceMemory(400, [process()])
     memory.learn(["cuda:0"])

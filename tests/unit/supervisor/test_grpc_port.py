@@ -1,4 +1,4 @@
-"""What is checked before a server with gRPC starts."""
+"""Checks before a server with gRPC starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import ports
-from stoker.supervisor.ports import address_of, reserve_grpc_port
+from stoker.supervisor.addresses import address_of
+from stoker.supervisor.ports import reserve_grpc_port
 
 TLS = Path(__file__).parents[2] / "tls"
 CERTIFICATE, KEY, LOCKED_KEY = TLS / "localhost.crt", TLS / "localhost.key", TLS / "locked.key"

@@ -13,8 +13,10 @@ import pytest
 from stoker.control.channel import ControlChannel
 from stoker.control.handover_messages import PREDECESSOR_END, Labels
 from stoker.errors import ReloadFailed
-from stoker.supervisor import handover
-from stoker.supervisor.handover import Guardian, Succession, Successor
+from stoker.supervisor import successor
+from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.succession import Succession
+from stoker.supervisor.successor import Successor
 
 LABELS = Labels({})
 
@@ -53,11 +55,11 @@ class Starts:
 
     def __init__(self, *successors: PuppetSuccessor) -> None:
         self._left = list(successors)
-        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.called, self.may = asyncio.Event(), asyncio.Event()
 
     async def start(self, sockets: Sequence[socket.socket], labels: Labels) -> PuppetSuccessor:
         assert (sockets, labels) == ([], LABELS)
-        self.asked.set()
+        self.called.set()
         await self.may.wait()
         return self._left.pop(0)
 
@@ -75,11 +77,11 @@ async def test_a_signal_ends_the_server_that_is_to_take_over_too(
     """Whether its process is there or is being started: else it would serve on, behind one that drains."""
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
-    await starts.asked.wait()
+    await starts.called.wait()
     if started:
         starts.may.set()
         await _turns()
@@ -101,7 +103,7 @@ async def test_a_signal_for_a_reload_is_for_the_server_that_serves(monkeypatch: 
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
     starts.may.set()
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
@@ -120,13 +122,13 @@ async def test_a_signal_for_a_reload_is_for_the_server_that_serves(monkeypatch: 
 async def test_a_server_that_ends_lets_nobody_take_its_place(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    """Whoever it has started to is sent the signal, at once or as soon as it is there."""
+    """A successor that is being started gets the signal, at once or as soon as it is there."""
     new = PuppetSuccessor()
     starts = Starts(new)
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     succession = Succession([])
     handing = asyncio.ensure_future(succession.hand_over(LABELS))
-    await starts.asked.wait()
+    await starts.called.wait()
     if started:
         starts.may.set()
         await _turns()
@@ -155,15 +157,15 @@ class PuppetProcess:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("asked", [False, True])
-async def test_abandoned_successor_is_asked_to_end_once(asked: bool) -> None:
+@pytest.mark.parametrize("was_signalled", [False, True])
+async def test_abandoned_successor_gets_one_signal(was_signalled: bool) -> None:
     """A second signal would end the successor at once, with a warning."""
     channel, far = ControlChannel.pair(PREDECESSOR_END)
     process = PuppetProcess()
     new = Successor(process, channel)  # type: ignore[arg-type]  # a puppet
     waiting = asyncio.ensure_future(new.ready())
     await _turns()
-    if asked:
+    if was_signalled:
         new.send_signal(signal.SIGTERM)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

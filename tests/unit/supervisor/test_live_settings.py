@@ -1,4 +1,4 @@
-"""Settings that are changed while a server runs: who is told of what."""
+"""Settings that are changed while a server runs: who is sent of what."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.control.frontend_messages import Sampling
 from stoker.errors import NotSupported
 from stoker.metrics.journal import TracedRequest
 from stoker.supervisor.live_settings import LiveSettings
-from stoker.supervisor.tracing import TraceSettings
+from stoker.supervisor.trace_settings import TraceSettings
 from stoker.system.logs import JsonFormatter, LimitedHandler, LineLimit, LogSettings, log_settings
 
 
 class PuppetFleet:
-    """Two processes, one of them a frontend, which only take note of what they are told."""
+    """Two processes, one of them a frontend, which only take note of what they are sent."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.told_frontends: list[Any] = []
-        self.frontends = SimpleNamespace(tell=self.told_frontends.append)
-        self.children = [SimpleNamespace(send=self.told.append)] * 2
+        self.sent: list[Any] = []
+        self.sent_to_frontends: list[Any] = []
+        self.frontends = SimpleNamespace(tell=self.sent_to_frontends.append)
+        self.children = [SimpleNamespace(send=self.sent.append)] * 2
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def live(fleet: PuppetFleet, traces: TraceSettings | None) -> LiveSettings:
     return LiveSettings(fleet, traces, 0.5)  # type: ignore[arg-type]
 
 
-def test_frontends_are_told_which_requests_to_trace(fleet: PuppetFleet) -> None:
-    """When that is changed, and when the last trace that was asked for is there; not when nothing is new."""
+def test_frontends_get_changed_sampling(fleet: PuppetFleet) -> None:
+    """They get it when it changes, and when the last of the limited traces has come, and not otherwise."""
     traces = TraceSettings(1.0)
     settings = live(fleet, traces)
     assert settings.traced("", {}) == {"on": True, "rate": 1, "left": -1}
@@ -48,7 +48,7 @@ def test_frontends_are_told_which_requests_to_trace(fleet: PuppetFleet) -> None:
     traces.admit([TracedRequest("1" * 32, "2" * 16, "", "a", "m", "1", 200, "", 1, 0, 1, 2)])
     for _ in range(2):
         settings.notify_frontends()
-    assert fleet.told_frontends == [Sampling(0.5), Sampling(None)]
+    assert fleet.sent_to_frontends == [Sampling(0.5), Sampling(None)]
 
 
 def test_where_traces_are_sent_nowhere_nothing_of_them_can_be_changed(fleet: PuppetFleet) -> None:
@@ -59,8 +59,8 @@ def test_where_traces_are_sent_nowhere_nothing_of_them_can_be_changed(fleet: Pup
         settings.traced("m", {"on": True})
 
 
-def test_all_processes_are_told_what_the_log_has(fleet: PuppetFleet) -> None:
-    """This one too; a form that is none is that of the start."""
+def test_all_processes_get_changed_log_settings(fleet: PuppetFleet) -> None:
+    """The settings of this process change too; without a form, the one of the start holds."""
     settings = live(fleet, None)
     assert settings.logged({}) == {
         "info": True,
@@ -69,8 +69,8 @@ def test_all_processes_are_told_what_the_log_has(fleet: PuppetFleet) -> None:
         "verbose_level": 0,
         "form": "json",
     }
-    assert fleet.told == []
+    assert fleet.sent == []
     settings.logged({"info": False, "form": "text"})
-    assert fleet.told == [LogSettings(info=False, form="text")] * 2
-    assert log_settings() == fleet.told[0]
+    assert fleet.sent == [LogSettings(info=False, form="text")] * 2
+    assert log_settings() == fleet.sent[0]
     assert settings.logged({"form": None})["form"] == "json"

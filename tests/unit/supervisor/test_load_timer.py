@@ -70,7 +70,7 @@ def test_the_model_that_hangs_is_named(clock: HandAlarms) -> None:
 
 
 def test_each_model_has_its_own_time(clock: HandAlarms) -> None:
-    """What the one before has left of its time is not taken over, and what it has taken is not held against it."""
+    """The time of the load before it neither adds to its own nor shortens it."""
     timer, late = started(clock)
     clock.advance(9)
     timer.next()

@@ -34,7 +34,7 @@ def _post(mailbox: Mailbox) -> None:
 
 
 def _taken(mailbox: Mailbox) -> list[bytes]:
-    """What callers have sent on the connections of a mailbox."""
+    """Return the bytes that callers have sent on the connections of a mailbox."""
     heard = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What the supervisor finds wrong with pipelines before and after their models are loaded, and tells of them."""
+"""Checks of pipelines before and after their models are loaded, and their rules for frontends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,8 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.versions import VersionStatus
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
-from stoker.supervisor.catalogue import (
-    Catalogue,
-    Model,
-    Version,
-    check_models,
-    join_pipelines,
-    rules_of_pipelines,
-)
+from stoker.supervisor.catalogue import Catalogue, Model, Version
+from stoker.supervisor.pipeline_checks import check_models, join_pipelines, rules_of_pipelines
 from stoker.supervisor.requests import Requests
 from stoker.supervisor.stock import Stock
 from stoker.tensors import Signature
@@ -46,7 +40,7 @@ def catalogue(*pipelines: Pipeline, labels: dict[str, int] | None = None) -> Cat
 
 
 def reports(*signatures: Signature) -> list[Any]:
-    """What is known of the versions of `double`, from 1."""
+    """Reports on the versions of `double`, from 1."""
     return [
         SimpleNamespace(
             deployed=SimpleNamespace(name="double", version=number),
@@ -57,7 +51,7 @@ def reports(*signatures: Signature) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("pipelines", "said"),
+    ("pipelines", "message"),
     [
         ([Pipeline("double", (Step("a", "double"),))], "a model and a pipeline would be served as 'double'"),
         (2 * [Pipeline("p", (Step("a", "double"),))], "two pipelines have the name 'p'"),
@@ -71,9 +65,9 @@ def reports(*signatures: Signature) -> list[Any]:
         ),
     ],
 )
-def test_names_are_checked_before_anything_is_loaded(pipelines: list[Pipeline], said: str) -> None:
-    """A model that nobody serves, and a name that two have, are told at once."""
-    with pytest.raises(InvalidSettings, match=said):
+def test_names_are_checked_before_a_model_is_loaded(pipelines: list[Pipeline], message: str) -> None:
+    """Models that are not served and duplicate names are refused at once."""
+    with pytest.raises(InvalidSettings, match=message):
         check_models(pipelines, ["double"])
 
 
@@ -87,9 +81,9 @@ def test_the_server_ends_before_it_loads_a_model_for_a_pipeline_that_cannot_be(
     (tmp_path / "double" / "1").mkdir(parents=True)
     (tmp_path / "double" / "1" / "model.onnx").touch()
     settings = ServerSettings(models=(ModelSettings(path=tmp_path),))
-    said = replace(settings, pipelines=(Pipeline("p", (Step("a", "triple"),)),))
+    wrong = replace(settings, pipelines=(Pipeline("p", (Step("a", "triple"),)),))
     with pytest.raises(InvalidSettings, match="the pipeline p: no model 'triple' is served"):
-        serving.serve(said, Workspace(tmp_path / "w"), 0.0)
+        serving.serve(wrong, Workspace(tmp_path / "w"), 0.0)
     ensemble = tmp_path / "q" / "config.pbtxt"
     ensemble.parent.mkdir()
     step = 'model_name: "triple" input_map { key: "x" value: "i" } output_map { key: "y" value: "o" }'
@@ -98,8 +92,8 @@ def test_the_server_ends_before_it_loads_a_model_for_a_pipeline_that_cannot_be(
         serving.serve(replace(settings, exit_on_error=True), Workspace(tmp_path / "w"), 0.0)
 
 
-def test_an_ensemble_that_cannot_be_asked_keeps_nothing_else_from_being_served() -> None:
-    """It is told of as a model of the repository that cannot be loaded: one lacks a model, and one does not fit."""
+def test_a_broken_ensemble_does_not_stop_others() -> None:
+    """It is reported like a model that cannot be loaded: one ensemble lacks a model, and one does not fit."""
     lacking, misfit = Pipeline("p", (Step("a", "triple"),), optional=True), replace(CHAIN, optional=True)
     check_models([lacking, misfit], ["double"])
     joined, broken = join_pipelines([lacking, misfit], catalogue(labels={"new": 1}), reports(TEXTS))
@@ -153,7 +147,7 @@ def test_the_index_has_pipelines_as_their_models_are() -> None:
     assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "step b: the model double is not served")
 
 
-def test_frontends_are_told_of_pipelines_with_what_holds_for_them() -> None:
+def test_frontends_get_the_rules_of_pipelines() -> None:
     """Its own timeout or the server's, and a slot of the metrics of its own."""
     quick = Pipeline("quick", CHAIN.steps, timeout_ms=5)
     settings = ServerSettings(pipelines=(CHAIN, quick), timeout_ms=70)
@@ -165,7 +159,7 @@ def test_frontends_are_told_of_pipelines_with_what_holds_for_them() -> None:
 
 
 def test_pipelines_are_not_loaded_and_unloaded_by_themselves() -> None:
-    """Who asks is told to ask for the models."""
+    """The refusal names the models."""
     frontends, background = Mock(), Mock()
     requests = Requests(Mock(), frontends, background, Mock(), Mock(), {"chain": 3})
     requests.answer(Mock(), AskUnload(1, "chain", None))

@@ -1,4 +1,4 @@
-"""What the supervisor records a second for the console."""
+"""The history that the supervisor records for the console."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from stoker.metrics.history import Past, ProcessReading
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.tracing import Recorder, read_processes
+from stoker.supervisor.recorder import Recorder, read_processes
 
 
 @pytest.mark.anyio

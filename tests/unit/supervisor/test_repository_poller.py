@@ -62,8 +62,8 @@ def test_broken_model_is_reported_once_and_stops_no_other(
 
     asyncio.run(look())
     assert refreshed == [({broken.name: broken}, [])] * 3
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"net stays as it is: {tmp_path}/labels.json cannot be read as labels")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"net stays as it is: {tmp_path}/labels.json cannot be read as labels")
 
 
 def _never(_: int) -> ModelSource:

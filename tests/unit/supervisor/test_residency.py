@@ -1,4 +1,4 @@
-"""Models are loaded when they are asked for, and leave within a budget of memory; processes are puppets."""
+"""Models are loaded on requests, and leave within a budget of memory; processes are puppets."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import Footprint, Footprints
 from stoker.supervisor import device_memory
 from stoker.supervisor import residency as module
-from stoker.supervisor.catalogue import Catalogue, Events
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
+from stoker.supervisor.events import Events
 from stoker.supervisor.residency import Residency
 
 MB = 1 << 20
@@ -37,14 +38,14 @@ class PuppetFleet:
     """Device processes that take as many bytes as their models, by name; each has one model.
 
     Attributes:
-        told: What frontends were told last, by model.
-        log: What happened, in order.
+        routes: The last route that frontends got, by model.
+        log: Loads and unloads, in order.
         hold: Lets the last requests of models go on until it is set.
     """
 
     def __init__(self, clock: list[float]) -> None:
         self.clock = clock
-        self.told: dict[str, Route] = {}
+        self.routes: dict[str, Route] = {}
         self.log: list[str] = []
         self.broken: set[str] = set()
         self.loading = 0
@@ -95,11 +96,11 @@ class PuppetFleet:
         await self.sleep(model)
 
     def publish(self, route: Route) -> None:
-        self.told[route.name] = route
+        self.routes[route.name] = route
 
     def residence(self, name: str) -> str:
-        """What frontends know of the only version of a model."""
-        return self.told[name].versions[0].status.residence
+        """The residence of the only version of a model, as frontends know it."""
+        return self.routes[name].versions[0].status.residence
 
 
 @dataclasses.dataclass
@@ -173,7 +174,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     return run
 
 
-def test_models_leave_for_those_that_are_asked_for(play: Callable[..., None]) -> None:
+def test_unused_models_leave_for_requested_ones(play: Callable[..., None]) -> None:
     """The memory stays within the budget, and the model that is missed least leaves."""
 
     async def scene(stage: Stage) -> None:
@@ -272,7 +273,7 @@ def test_files_are_verified_while_other_models_load(play: Callable[..., None]) -
 
 
 def test_a_load_that_was_held_up_once_does_not_keep_its_model(play: Callable[..., None]) -> None:
-    """What counts is how long its process loads, if that has several models, and the loads before count too."""
+    """In a shared process its own load time counts, as a mean with the loads before."""
 
     async def scene(stage: Stage) -> None:
         stage.fleet.packed["a"] = SimpleNamespace(memory_bytes=40 * MB, load_s=0.1, warm_up_s=0.2)
@@ -284,8 +285,8 @@ def test_a_load_that_was_held_up_once_does_not_keep_its_model(play: Callable[...
     play(scene, dict.fromkeys("ab", 40 * MB), 60)
 
 
-def test_many_who_ask_share_a_load(play: Callable[..., None]) -> None:
-    """One load answers all who ask for it, and one who stops waiting does not end it."""
+def test_concurrent_requests_share_a_load(play: Callable[..., None]) -> None:
+    """One load answers all requests for it, and a request that stops waiting does not end it."""
 
     async def scene(stage: Stage) -> None:
         gone, *others = [asyncio.ensure_future(stage.residency.wake("a", 1)) for _ in range(4)]
@@ -302,7 +303,7 @@ def test_many_who_ask_share_a_load(play: Callable[..., None]) -> None:
     play(scene, {"a": MB}, 100)
 
 
-def test_a_model_that_is_asked_for_while_it_leaves_comes_back(play: Callable[..., None]) -> None:
+def test_a_model_requested_while_it_leaves_comes_back(play: Callable[..., None]) -> None:
     """Its last requests are answered before it is loaded again."""
 
     async def scene(stage: Stage) -> None:
@@ -479,7 +480,7 @@ def test_more_models_are_known_than_the_metrics_have_slots(play: Callable[..., N
 def test_a_gpu_has_a_budget_of_its_own_memory(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What others have on it does not count, nor does host memory; what an unloaded model had may come back late."""
+    """Memory of others and of the host does not count; the memory of an unloaded model may come back late."""
     caplog.set_level("INFO")
     install(monkeypatch, a_gpu())
     sizes, late = {"a": 400 * MB, "b": 300 * MB, "c": 100 * MB}, []
@@ -543,7 +544,7 @@ def test_a_shared_context_is_not_a_models(play: Callable[..., None], monkeypatch
 
 
 def test_footprints_outlive_the_server(tmp_path: Path) -> None:
-    """What was measured is read again; guesses come from the size of the files; a damaged file costs only guesses."""
+    """Measured footprints are read again; others are guessed by the size of files, as after damage of the file."""
     path = tmp_path / "run" / "footprints.json"
     file = tmp_path / "digits.onnx"
     file.write_bytes(bytes(3 * MB))
@@ -646,7 +647,7 @@ def test_a_load_that_waits_for_room_lets_others_begin(
     play(scene, {"a": 60 * MB, "large": 60 * MB, "small": MB}, 100, min_residence_s=3600.0)
 
 
-def test_a_model_whose_last_requests_hang_does_not_hold_the_budget(
+def test_a_model_with_hanging_requests_does_not_block_the_budget(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others leave instead of it."""

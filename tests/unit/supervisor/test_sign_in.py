@@ -35,7 +35,7 @@ def test_a_token_is_used_once() -> None:
 
 
 def test_a_token_expires() -> None:
-    """Who is late needs a key, and so does who has the token of an earlier banner."""
+    """A late token and the token of an earlier banner are refused."""
     clock = Clock()
     link = SignInLink(clock)
     earlier, token = link.make_token(), link.make_token()

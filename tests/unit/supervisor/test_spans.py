@@ -1,11 +1,11 @@
-"""What frontends say of requests, as spans: stages are children, batches are linked both ways."""
+"""Spans of the requests that frontends report: stages are children, batches are linked both ways."""
 
 from __future__ import annotations
 
 import itertools
 
 from stoker.metrics.journal import TracedRequest
-from stoker.supervisor.tracing import MAX_LINKS, Span, SpanMaker
+from stoker.supervisor.spans import MAX_LINKS, Span, SpanMaker
 
 SINCE_1970_NS = 10**18
 

@@ -1,4 +1,4 @@
-"""What a server writes to its workspace before it loads a model, and what happens where nothing can be written."""
+"""Files that a server writes to its workspace before it loads a model, and workspaces that are not writable."""
 
 import contextlib
 import dataclasses
@@ -22,14 +22,14 @@ from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.available_models import AvailableModel, find_available_models
-from stoker.models.remote_files import Mirror
+from stoker.models.mirrors import Mirror
 from stoker.script_form import ScriptForm
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import stock as stock_module
-from stoker.supervisor.catalogue import ModelReport
+from stoker.supervisor.reports import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import Signature
@@ -112,7 +112,7 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("place", ["keys", "keys/doubler.keys", "mounted/primary"])
 def test_keys_that_others_may_write_are_refused(tmp_path: Path, place: str) -> None:
-    """Whoever writes them is let in. The folder of a mounted Secret may be open: nobody can write into it."""
+    """Other users could give themselves keys. The folder of a mounted Secret may be open, as it is not writable."""
     workspace = Workspace(tmp_path)
     take(tmp_path, workspace)
     mounted = tmp_path / "mounted"
@@ -149,7 +149,7 @@ def test_paths_that_others_may_write_are_warned_of(tmp_path: Path, caplog: pytes
     ]
 
 
-def test_a_store_that_is_away_is_told_once_and_stops_no_other(
+def test_an_unreachable_store_is_logged_once_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often is looked; other stores and folders are looked at all the same."""
@@ -164,8 +164,8 @@ def test_a_store_that_is_away_is_told_once_and_stops_no_other(
     with Stock(ServerSettings(auth=False), Workspace(tmp_path / "workspace"), print, {}, mirrors) as stock:
         stock.update_mirrors()
         stock.update_mirrors()
-    (told,) = caplog.messages
-    assert told == f"there is nothing at file://{tmp_path}/away; the files of the last time are used"
+    (warning,) = caplog.messages
+    assert warning == f"there is nothing at file://{tmp_path}/away; the files of the last time are used"
     assert mirrors[1].path.read_bytes() == b"22"
 
 
@@ -232,7 +232,7 @@ def test_one_of_many_models_is_found_in_its_own_folder(
         write_doubler(store / "a" / "2" / "model.onnx")
         (store / "a" / "3").mkdir()
         found = stock.find_model("a")
-        assert (found.versions, list(found.broken), found.meant) == ((1, 2), [3], {"stable": 1})
+        assert (found.versions, list(found.broken), found.earlier_labels) == ((1, 2), [3], {"stable": 1})
         assert found.source(1) == at_first["a"].source(1)
         assert len(looks) == 1
         shutil.rmtree(store / "a")

@@ -1,4 +1,4 @@
-"""What the summary of the start says, and that it is said whether somebody reads it or not."""
+"""The summary of the start, also where standard output cannot be written."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import summary as module
-from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
+from stoker.supervisor.reports import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     _code_lines,
-    batches_of,
     curl_data,
+    describe_batches,
     device_lines,
     frontend_line,
     replica_lines,
@@ -51,8 +51,11 @@ def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **setting
 
 
 def test_the_largest_batch_is_that_of_the_load() -> None:
-    """Which may choose fewer rows than max_batch_rows, or have no memory for more."""
-    assert batches_of(dataclasses.replace(_report(ROWS), max_batch_rows=48)) == "batches of at most 48 rows"
+    """A device may choose fewer rows than max_batch_rows, or have no memory for more."""
+    assert (
+        describe_batches(dataclasses.replace(_report(ROWS), max_batch_rows=48))
+        == "batches of at most 48 rows"
+    )
 
 
 def test_model_that_is_never_batched_has_no_largest_batch() -> None:
@@ -62,8 +65,8 @@ def test_model_that_is_never_batched_has_no_largest_batch() -> None:
         for most_requests in (1, 32)
     )
     for signature in (alone, UNBATCHED):
-        assert batches_of(_report(signature)) == "one request after the other"
-    assert batches_of(_report(merged)) == "batches of at most 32 requests"
+        assert describe_batches(_report(signature)) == "one request after the other"
+    assert describe_batches(_report(merged)) == "batches of at most 32 requests"
 
 
 def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
@@ -142,17 +145,17 @@ def test_script_without_a_sample_gets_a_body_to_fill_in(tmp_path: Path) -> None:
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever workspace and model are called: the shell gives each command the arguments that were meant."""
+    """The shell gives each command its arguments, for any name of workspace and model."""
     workspace = Workspace(tmp_path / "my work's; $HOME")
     monkeypatch.setattr("shutil.which", lambda name: name)
     report = _report(ROWS, name="digits (2)")
     lines = service_lines(ServerSettings(), workspace, report, "http://[::1]:8080/score")
     (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
     shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
-    told = subprocess.run(
+    shown = subprocess.run(
         ["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=PROGRAM_S
     )
-    assert told.stdout.splitlines() == [
+    assert shown.stdout.splitlines() == [
         "-s",
         "-H",
         f"Authorization: Bearer keys|show|primary|--name|digits (2)|--workspace|{workspace.root}|",
@@ -225,16 +228,16 @@ def test_processes_that_share_a_device_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores", "said"),
+    ("count", "cores", "text"),
     [
         (0, 2, "1 process (by the 2 cores; --frontends chooses)"),
         (2, 2, "2 processes (as asked for)"),
         (8, 2, "8 processes (more than the 2 cores: each request takes more CPU than with 1)"),
     ],
 )
-def test_the_number_of_frontends_is_said_with_its_reason(asked: int, cores: int, said: str) -> None:
-    """Who asks for more than there are cores is told what that costs."""
-    assert frontend_line(asked, cores) == f"  http     {said}"
+def test_the_number_of_frontends_has_its_reason(count: int, cores: int, text: str) -> None:
+    """More frontends than cores cost more CPU, and the line says so."""
+    assert frontend_line(count, cores) == f"  http     {text}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an operator is told of ports that speak TLS."""
+"""Messages to the operator about ports that speak TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.certificates import Authority, make_pair
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
-from stoker.supervisor.ports import TlsPort, http_address, tls_ports, warn_of_expiry
+from stoker.supervisor.addresses import http_address
+from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.certificates import TlsFiles, read_certificate
 
 
@@ -67,8 +68,8 @@ def test_the_command_of_the_start_reaches_the_server(tmp_path: Path) -> None:
         "https://a.example:80",
         "curl -s --resolve a.example:80:127.0.0.1",
     )
-    asked = http_address("a.example", 80, _port(replace(named, client_ca=authority.file)))
-    assert asked.curl == "curl -s --cert CLIENT_CERTIFICATE --key CLIENT_KEY"
+    with_ca = http_address("a.example", 80, _port(replace(named, client_ca=authority.file)))
+    assert with_ca.curl == "curl -s --cert CLIENT_CERTIFICATE --key CLIENT_KEY"
 
 
 def _port(files: TlsFiles) -> TlsPort:

@@ -1,10 +1,10 @@
-"""Which requests are traced: what is said for all models and for single ones, and how many more there are to be."""
+"""The choice of traced requests: settings for all models and for single ones, and the limit of further traces."""
 
 from __future__ import annotations
 
 from stoker.control.frontend_messages import Sampling
 from stoker.metrics.journal import TracedRequest
-from stoker.supervisor.tracing import TraceSettings
+from stoker.supervisor.trace_settings import TraceSettings
 
 
 def requests(model: str, count: int) -> list[TracedRequest]:
@@ -22,8 +22,8 @@ def test_at_first_it_is_as_the_server_was_started() -> None:
     assert TraceSettings(0.0).described("")["rate"] == 0
 
 
-def test_a_model_does_as_all_do_but_for_what_is_said_of_it() -> None:
-    """What is taken back is as for all again, or for all as at the start."""
+def test_a_model_follows_the_settings_for_all_but_its_own() -> None:
+    """A removed setting follows those for all again, and these follow the start."""
     settings = TraceSettings(1.0)
     settings.change("m", {"rate": 4})
     settings.change("", {"on": False})

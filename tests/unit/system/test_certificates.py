@@ -1,4 +1,4 @@
-"""Certificates of ports: what can be used, what is known of it, and when another one holds."""
+"""Certificates of ports: valid files, their facts, and their replacement."""
 
 from __future__ import annotations
 
@@ -55,10 +55,8 @@ def test_files_that_cannot_be_used_are_named_with_the_reason(tmp_path: Path) -> 
             read_certificate(files)
 
 
-def test_another_pair_holds_when_its_files_stay_as_they_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The certificate and its key are not exchanged in one step, so they are read one look later."""
+def test_new_pair_is_used_once_its_files_are_stable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Certificate and key are not replaced in one step, so they are read one look later."""
     files = make_pair(tmp_path, "old.example")
     followed = FollowedCertificate(files, ["http/1.1"])
     before = followed.current

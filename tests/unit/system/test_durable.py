@@ -1,4 +1,4 @@
-"""Files that are replaced whole, and what is said of those that cannot be."""
+"""Files that are replaced whole, and errors of those that cannot be."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_process_that_holds_a_lock_is_named(
     holder = lock_file(tmp_path / "lock")
 
     class Released(logging.Handler):
-        """Lets go of the lock once it is said who holds it."""
+        """Releases the lock once the holder has been named."""
 
         def emit(self, _record: logging.LogRecord) -> None:
             os.close(holder)

@@ -154,7 +154,7 @@ class Doorbell:
 
 
 def test_a_child_hears_and_tells_nothing() -> None:
-    """Its connections have ended; what was sent is for the parent, who is told nothing either."""
+    """Its connections have ended; messages are for the parent, which gets none from the child."""
     doorbell = Doorbell()
     doorbell.far.send(b"a row")
 
@@ -179,7 +179,7 @@ def test_a_child_hears_and_tells_nothing() -> None:
 
 
 def test_a_child_has_no_part_in_the_channels_of_a_device_process() -> None:
-    """Neither in the doorbells, nor in what the worker waits with, nor in the channel to the supervisor."""
+    """It has neither the doorbells, nor the worker's waits, nor the channel to the supervisor."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = ControlChannel.inherited(os.dup(far.fileno()), DEVICE_END)
     with Joined(frontends=2) as joined:
@@ -235,7 +235,7 @@ def test_a_child_without_room_for_descriptors_hears_nothing_either() -> None:
 
 @pytest.mark.parametrize("fork", [os.fork, fork_of_c])
 def test_a_second_consumer_of_rows_is_an_error(fork: Fork) -> None:
-    """A child that gets past all else writes nothing to the rows: the parent's answers are what they are."""
+    """A child that passes all other checks writes nothing to the rows: the parent's answers stay right."""
     with Joined() as joined:
 
         def call(forking: Fork) -> None:
@@ -251,7 +251,7 @@ def test_a_second_consumer_of_rows_is_an_error(fork: Fork) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_process_that_comes_second_cannot_hand_rows_back(fails: bool) -> None:
-    """Neither can it take what another process runs as its own, nor touch it with what it has inherited."""
+    """Nor can it take rows that another process runs, or write them by inherited memory."""
     fd = Arena.create(ROWS, 4)
     arena, near = Arena(fd, ROWS, 4), socket.socketpair()
     lane = Lane(arena, near[0])
@@ -301,7 +301,7 @@ def forms(forking: Fork) -> dict[str, Callable[..., Any]]:
         yield 2
 
     class Encoded(dict[str, int]):
-        """An object that is looked at when it is encoded."""
+        """An object that is checked when it is encoded."""
 
         def items(self) -> Any:
             return {"a": 1}.items() if forking() else sys.exit(0)

@@ -1,4 +1,4 @@
-"""Log lines: one a record, whatever it says, and no more of them than a disk should have to take."""
+"""Log lines: one a record, with any text, and a bounded number of them."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_the_trace_of_a_request_is_in_its_lines_as_text(log: Log) -> None:
 def test_a_process_logs_as_its_server_does(
     message: str, formatter: type[LineFormatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment says how, and text is for whatever else it says."""
+    """The environment sets the form, and other output becomes text."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setenv("STOKER_LOG_FORMAT", message)
@@ -426,7 +426,7 @@ def test_the_streams_can_be_used_as_files() -> None:
 
 
 def test_in_json_lines_of_a_script_say_model_version_and_requests() -> None:
-    """One id, or those of all requests that are run together; what the script says by `extra` adds nothing."""
+    """They have one id, or those of all requests that run together; the script's `extra` adds nothing."""
     logger = logging.getLogger("of the script")
     with script_process("json") as lines:
         with requests_in_log(b"id\x9b"):

@@ -28,7 +28,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_information_is_left_out_and_nothing_else() -> None:
-    """Errors, lines of Python and what comes later are there."""
+    """Errors, lines of Python and later lines stay."""
     assert run() == (0, "E0000 00:00:1 7 cuda.cc:1] no device\nof Python\nI0000 later\n")
 
 

@@ -34,7 +34,7 @@ def test_lines_are_written_in_one_block(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(block.splitlines()) == 3
 
 
-def test_process_goes_on_if_nobody_reads_the_lines() -> None:
+def test_process_goes_on_with_unread_lines() -> None:
     """The reader of a pipe may have seen enough."""
     reader, writer = os.pipe()
     os.close(reader)

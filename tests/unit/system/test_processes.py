@@ -21,7 +21,7 @@ FILTER = Path("/proc/self/coredump_filter")
 
 @pytest.mark.skipif(not FILTER.exists(), reason="this kernel writes no cores")
 def test_cores_have_no_memory() -> None:
-    """Neither those of the process nor those of what it starts, however that is executed."""
+    """This holds for the process and its children, executed in any way."""
     show = f"print(open('{FILTER}').read().strip(), flush=True)"
     code = (
         "import subprocess, sys; from stoker.system.processes import keep_memory_out_of_cores; "
@@ -68,7 +68,7 @@ hang()
 
 
 def test_writing_the_stacks_of_running_threads_ends_no_process() -> None:
-    """However often it is asked to: nobody runs while their frames are read."""
+    """Repeated requests do not either: no thread runs while its frames are read."""
     answer = subprocess.run(
         [sys.executable, "-c", _RUNS], capture_output=True, timeout=PROGRAM_S, check=False
     )

@@ -97,7 +97,7 @@ def test_each_request_has_one_result(old: Any, new: Any, expected: str) -> None:
 
 
 def test_an_answer_that_is_missing_or_has_other_fields_is_no_agreement() -> None:
-    """A version that fails where the other one answered is told apart from one that answers otherwise."""
+    """A version that fails differs from one that gives another answer."""
     old = {"y": np.ones((1, 2))}
     failed = compare(old, None, 1e-3, 5)
     assert (dict(failed.results), failed.old_ns, failed.new_ns) == ({"failed": 1}, (5,), ())
@@ -137,7 +137,7 @@ def test_str_of_a_comparison_sums_up_its_differences() -> None:
 
 
 def test_answers_of_scripts_are_compared_by_the_members_of_their_json() -> None:
-    """Numbers in lists are arrays, inner objects have dots, all else is a text; so is what is no JSON."""
+    """Numbers in lists are arrays, inner objects have dots; other values, and answers without JSON, are texts."""
     fields = json_fields(b'{"scores": [[1, 2], [3, 4.5]], "at": {"x": 1, "odd": [[1], [2, 3]]}, "who": "me"}')
     assert {name: (array.dtype.kind, array.shape) for name, array in fields.items()} == {
         "scores": ("f", (2, 2)),

@@ -21,7 +21,7 @@ values = st.binary(min_size=1, max_size=8)
 @FEW
 @given(weights, st.integers(1, 3))
 def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int) -> None:
-    """And at no time is anybody a whole turn away from what is due, but for those who have nothing."""
+    """At no time is a version a whole turn away from its share, except for versions without a share."""
     turns, total, counts = RoundRobin(shares), sum(shares.values()), Counter[str | None]()
     for turn in range(1, rounds * total + 1):
         counts[turns.next()] += 1
@@ -30,7 +30,7 @@ def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int
             assert counts == {name: weight * turn // total for name, weight in shares.items() if weight}
 
 
-def test_nobody_has_a_turn_without_a_weight() -> None:
+def test_version_without_a_weight_has_no_turn() -> None:
     """An endpoint all of whose deployments have 0 answers nobody who names none."""
     assert RoundRobin({"a": 0}).next() is None
 
@@ -57,7 +57,7 @@ def test_only_callers_with_the_header_keep_their_version() -> None:
 
 
 def test_a_split_goes_on_only_as_one_that_is_alike() -> None:
-    """The order counts: it says who has which place."""
+    """The order counts, as it decides each version's places."""
     split = Split({"3": 9, "7": 1, "8": 0}, b"x")
     assert split.equals(Split({"3": 9, "7": 1}, b"x"))
     for other in (

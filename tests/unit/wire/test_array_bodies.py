@@ -45,7 +45,7 @@ def test_the_length_tells_the_rows() -> None:
 
 
 def test_a_dtype_of_the_same_kind_is_cast() -> None:
-    """Integers and wider floats become the model's; what does not fit is refused."""
+    """Integers and wider floats are cast to the model's dtype; others are refused."""
     assert decode_octets(struct.pack("<2d", 0.5, 2), ROWS, "float64", "1,2").tolist() == [[0.5, 2]]
     assert decode_octets(b"\1\2", ROWS, "uint8", None).tolist() == [[1, 2]]
     small = TensorInfo("x", "int8", (-1,))
@@ -89,7 +89,7 @@ def test_octets_that_do_not_fit_are_refused(
     error: type[Exception],
     complaint: str,
 ) -> None:
-    """The message says what was expected."""
+    """The message names the expected size."""
     with pytest.raises(error, match=complaint):
         decode_octets(body, info, dtype, shape)
 

@@ -1,4 +1,4 @@
-"""Multipart forms: what the headers of their parts may hold."""
+"""Multipart forms: limits of their parts' headers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The structure of image files: what a decoder gets to see of them, and what is refused before it sees anything."""
+"""The structure of image files: the parts that a decoder sees, and refusals before it sees any."""
 
 import io
 import struct
@@ -105,7 +105,7 @@ def test_the_orientation_is_found(kind: str) -> None:
     ],
 )
 def test_odd_exif_blocks_are_read_or_passed_over(exif: bytes, orientation: int) -> None:
-    """Either order of bytes and any size of number is read; damage and what is no orientation mean none."""
+    """Either byte order and any size of number is read; damaged or missing orientations count as none."""
     assert read(before_data(chunk(b"eXIf", exif))).orientation == orientation
 
 

@@ -142,7 +142,7 @@ def test_more_images_than_rows_fit_are_refused() -> None:
 
 
 def test_a_form_of_countless_parts_is_refused() -> None:
-    """Beside as many images as fit, a form may have a hundred other fields; what has more is not taken apart."""
+    """Beside as many images as fit, a form may have a hundred other fields; longer forms are not parsed."""
     made = reader(max_rows_bytes=2 * 24 * 4)
     field, image = ("A: b", b""), ("Content-Type: image/png", grey_png())
     assert rows(made, *form(*[field] * 100, image, image)).shape == (2, 24)
@@ -180,8 +180,8 @@ def test_damaged_images_are_scored_or_refused(kind: str) -> None:
     assert outcomes == {"scored", "refused"}
 
 
-def test_work_ends_when_nobody_waits_for_it() -> None:
-    """Before each image the caller's deadline is looked at, so many images cannot keep a thread for long."""
+def test_decoding_ends_when_its_caller_has_gone() -> None:
+    """The caller's deadline is checked before each image, so many images cannot keep a thread for long."""
     checks = 0
 
     def check() -> None:

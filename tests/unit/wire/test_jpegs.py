@@ -1,4 +1,4 @@
-"""JPEGs by libjpeg-turbo itself: the rows that Pillow gives, bit for bit, or near them where that is asked for."""
+"""JPEGs by libjpeg-turbo itself: Pillow's rows, bit for bit, or near them in fast mode."""
 
 from __future__ import annotations
 

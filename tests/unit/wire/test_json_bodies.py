@@ -64,7 +64,7 @@ def test_the_quick_look_at_the_depth_says_the_same(body: bytes, levels: int) -> 
 
 
 def test_the_depth_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text is looked at in pieces, of which one may have no bracket."""
+    """A long text is read in pieces, of which one may have no bracket."""
     monkeypatch.setattr(json_bodies, "_PIECE_BYTES", 3)
     assert nesting_depth(b"[[[1, 2, 3, 4], [5, [6, 7]]]]") == 4
 
@@ -157,7 +157,7 @@ def test_long_texts_for_the_slow_parser_are_refused() -> None:
 
 @pytest.mark.parametrize("unit", [b"0,", b"[0],", b"{},", b'"",', b'{"a":0},'])
 def test_more_values_than_memory_allows_are_refused(unit: bytes) -> None:
-    """Some bytes of JSON make ten times as many of Python's: so many of them are told to come in another form."""
+    """Some bytes of JSON make ten times as many of Python's; the error names smaller forms."""
     few, many = (b'{"data": [' + unit * count + b'0], "x": 1}' for count in (1 << 19, 1 << 22))
     check_values(few)
     with pytest.raises(BodyTooLarge, match="4194304 JSON values"):
@@ -171,7 +171,7 @@ WANTED = {"words": "[[1.0, NaN], [-Infinity, 2.0]]", "null": "[[1.0,null],[null,
 
 
 def encoded(array: np.ndarray, non_finite: NonFinite) -> list[bytes]:
-    """An array by each of the encoders of Azure's JSON and of v2, beside what they put around it."""
+    """An array by each encoder of Azure's JSON and of v2, without its envelope."""
     request = InferRequest("null", {}, (WantedOutput("y", binary=False),))
     _, infer = encode_infer("m", "1", request, {"y": array}, batched=True, non_finite=non_finite)
     return [

@@ -122,7 +122,7 @@ def test_table_with_texts_in_each_form_becomes_the_columns(body: Any) -> None:
 def test_table_that_does_not_fit_is_refused(
     signature: NamedSignature, body: Any, error: type[Exception], message: str
 ) -> None:
-    """The sentence names what is wrong."""
+    """The error names the fault."""
     with pytest.raises(error, match=message):
         decoded(signature, body)
 

@@ -253,8 +253,8 @@ def test_memory_that_is_no_row_is_refused(memory: object, kind: type[Exception])
         stoker_native.float32_rows_into(b'{"data": [[1, 2]]}', memory, 2)
 
 
-def test_a_single_row_is_written_where_it_is_to_lie() -> None:
-    """There alone, and not beside; several rows, and what is no row of this size, come back as without memory."""
+def test_single_row_is_written_in_place() -> None:
+    """Only that memory is written; several rows, and rows of another size, come back as without memory."""
     rows = np.full((3, 2), -1, np.float32)
     middle = memoryview(rows.reshape(-1)).cast("B")[8:16]
     assert stoker_native.float32_rows_into(b'{"data": [[1, 2], [3, 4]]}', middle, 2) == read(

@@ -22,7 +22,7 @@ from stoker.wire.nested_lists import RaggedLists, elements_of, fits_kind, number
     )
 )
 def test_lists_of_an_array_are_the_array(array: np.ndarray) -> None:
-    """Elements, shape and dtype; what stands behind a size of 0 cannot be told from lists."""
+    """Elements, shape and dtype are equal; axes behind one of size 0 cannot be known from lists."""
     elements = elements_of(array.tolist())
     known = array.shape.index(0) + 1 if 0 in array.shape else array.ndim
     assert elements.shape == array.shape[:known]

@@ -1,4 +1,4 @@
-"""The codec that remembers what callers repeat gives what the decoder and the encoder give."""
+"""The codec with a memory of repeated requests gives the results of the decoder and the encoder."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_requests_are_decoded_as_ever(order: str, json_input: str, fields: dict[
 
 
 def test_other_data_and_another_id_are_of_that_request() -> None:
-    """Only what is the same is remembered: ids and numbers are those of each request, also behind a known form."""
+    """Only equal parts are remembered: ids and numbers belong to each request, also in a known form."""
     codec = InferCodec("m", "1", TENSORS)
     first, json_bytes = request(id="a")
     second = first[:json_bytes].replace(b'"a"', b'"b"') + (2 * X).tobytes() + (K + 1).tobytes()
@@ -165,7 +165,7 @@ def test_answers_are_encoded_as_ever(
 
 
 def test_requests_of_sequences_are_read_each_time() -> None:
-    """Each says of which sequence it is; what is remembered of others does not say it for them."""
+    """Each names its own sequence, so the memory of others is not used."""
     codec = InferCodec("m", "1", dataclasses.replace(TENSORS, sequences=True))
     for name in (7, 7, 8, None, 8, None):
         parameters = {} if name is None else {"sequence_id": name}

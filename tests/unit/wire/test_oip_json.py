@@ -46,7 +46,7 @@ def assert_same(body: bytes) -> None:
 
 
 def test_lists_of_numbers_are_read_without_making_objects() -> None:
-    """A plain request is read here, and gives what the careful decoder gives."""
+    """The fast reader takes a plain request and gives the careful decoder's result."""
     body = json.dumps({"id": "a", **PLAIN, "parameters": {"timeout": 5}, "outputs": [{"name": "y"}]}).encode()
     assert NumberLists(TENSORS).read(body) is not None
     assert_same(body)
@@ -120,7 +120,7 @@ def test_unusual_request_is_read_as_by_the_careful_decoder(body: bytes) -> None:
 
 
 def test_a_body_does_not_hinder_the_next() -> None:
-    """The parser's memory is used again, whatever came before."""
+    """The parser's memory is used again after any body."""
     lists = NumberLists(TENSORS)
     for body in (TEXT, TEXT[:-1], TEXT.replace(b"2.5", b"true"), TEXT):
         lists.read(body)

@@ -398,7 +398,7 @@ def test_random_bytes_are_refused(body: bytes, json_bytes: int | None) -> None:
 
 @pytest.mark.parametrize(("priority", "tier"), [(None, None), (0, None), (1, 0), (2, 1), (3, 2), (9, 2)])
 def test_priorities_are_tiers(priority: int | None, tier: int | None) -> None:
-    """As Triton counts them, 1 is the highest; 0 is what the model has for those that say nothing."""
+    """As in Triton, 1 is the highest; 0 is the model's default."""
     assert read_tier({} if priority is None else {"priority": priority}) == tier
 
 

@@ -157,7 +157,7 @@ def test_scalars_and_strings_are_tensors() -> None:
 
 
 def test_bytes_come_as_base64_where_a_string_may_stand() -> None:
-    """An encoded image is no text; what is no base64 is refused, and so is it where the protocol has no such form."""
+    """An encoded image is no text; other texts than base64 are refused, and all in protocols without such a form."""
     arrays = decode_tensors(body([["a", {"b64": "/9j/"}], [{"b64": ""}, "b"]]), model(WORDS))
     assert arrays["words"].tolist() == [[b"a", b"\xff\xd8\xff"], [b"", b"b"]]
     for wrong in ({"b64": "no base_64"}, {"b64": "é"}, {"b64": "/9==/9"}, {"b64": "/"}):
@@ -200,7 +200,7 @@ def test_bytes_come_as_base64_where_a_string_may_stand() -> None:
 def test_tensors_that_do_not_fit_are_refused(
     inputs: tuple[TensorInfo, ...], value: object, complaint: str
 ) -> None:
-    """The message says what was expected, and what came."""
+    """The message names the expected tensor and the received one."""
     with np.errstate(over="raise"), pytest.raises(InvalidInput) as refused:
         decode_tensors(body(value), model(*inputs))
     assert complaint in str(refused.value)
@@ -235,7 +235,7 @@ def test_outputs_are_lists_by_name() -> None:
 
 
 def test_a_signature_of_rows_tells_its_tensors() -> None:
-    """The batch axis comes first, whatever else the row has."""
+    """The batch axis comes first, before the axes of the row."""
     rows = Signature((TensorSpec("x", "float32", (2, 3)),), (TensorSpec("y", "int64", ()),))
     assert rows.model_tensors == ModelTensors(
         (TensorInfo("x", "float32", (-1, 2, 3)),), (TensorInfo("y", "int64", (-1,)),), batched=True

@@ -17,7 +17,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 )
 @pytest.mark.parametrize("layout", ["hwc", "chw"])
 def test_each_level_of_each_channel_is_looked_up(settings: dict[str, object], layout: str) -> None:
-    """All 256 levels of three channels come out as the table has them, in the order of the axes that is asked for."""
+    """All 256 levels of three channels come out as in the table, in the requested order of axes."""
     image = ImageInput(16, 48, **settings)  # type: ignore[arg-type]
     pixels = (
         np.random.default_rng(3).permutation(np.repeat(np.arange(256, dtype=np.uint8), 9)).reshape(16, 48, 3)

@@ -53,7 +53,7 @@ SIGNATURES = {
 
 
 def plain_decoder(signature: Signature) -> ScoringDecoder:
-    """One that reads nothing in C++; in test_native_rows.py what does is held against it."""
+    """A decoder without C++; test_native_rows.py compares the one with C++ to it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scoring, "float32_rows_into", None)
         return ScoringDecoder(signature)
@@ -124,7 +124,7 @@ def reference_number(value: Any, kind: str) -> Any:
 
 
 def check_against_reference(name: str, body: bytes) -> None:
-    """Decode a body; whatever comes must be what the reference says, or one of the two errors."""
+    """Decode a body; the result must be the reference's, or one of the two errors."""
     signature = SIGNATURES[name]
     try:
         decoded = DECODERS[name].decode(body)
@@ -315,7 +315,7 @@ def test_both_paths_agree(case: tuple[str, bytes]) -> None:
 
 
 def test_arrays_outlive_the_next_bodies() -> None:
-    """The parser's memory is reused; what was decoded before stays what it was, and decoding goes on fast."""
+    """The parser's memory is reused; earlier arrays keep their contents, and decoding stays fast."""
     decoder = plain_decoder(one_input("float32", 3))
     kept = []
     for number in range(50):
@@ -348,7 +348,7 @@ SEVERAL = SIGNATURES["a float32[n,2], k int64[n], on bool[n,1] -> "]
     ],
 )
 def test_body_that_is_no_json_is_malformed(body: bytes, message: str) -> None:
-    """Text that is cut, bent, or not text at all is told what is wrong with it."""
+    """The error says how the text is cut, bent, or not text at all."""
     with pytest.raises(MalformedBody) as refused:
         plain_decoder(TWO_NUMBERS).decode(body)
     assert message in str(refused.value)
@@ -385,7 +385,7 @@ def test_body_that_is_no_json_is_malformed(body: bytes, message: str) -> None:
     ],
 )
 def test_body_that_does_not_fit_the_model_is_invalid(signature: Signature, body: bytes, message: str) -> None:
-    """Each mistake is told what was expected and what came."""
+    """The error of each mistake names the expected and the received form."""
     with pytest.raises(InvalidInput) as refused:
         plain_decoder(signature).decode(body)
     assert message in str(refused.value)

@@ -78,7 +78,7 @@ def test_tensors_that_make_no_body_are_refused(inputs: dict[str, np.ndarray], co
     ],
 )
 def test_members_of_pieces_become_tensors(member: Any, dtype: type, listed: list[Any]) -> None:
-    """Of the datatype that their JSON has; what has none is its JSON."""
+    """They have the datatype of their JSON, or are its text if it has none."""
     array = outputs_of(json.dumps({"x": member}).encode(), ["x"])["x"]
     assert (array.dtype, array.tolist()) == (np.dtype(dtype), listed)
 

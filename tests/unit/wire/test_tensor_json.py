@@ -136,7 +136,7 @@ def read(text: bytes) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_are_written_as_in_lists(dtype: str) -> None:
-    """Each name has the number of its column, digit by digit, whatever stands in the name."""
+    """Each name has the number of its column, digit by digit, with any characters in the name."""
     array = np.array([[0.1, 1e-3, 3], [1 / 3, 16384, -0.0]], dtype)
     lists = encode_outputs([TensorSpec("scores", dtype, (3,))], [array])
     names = ColumnNames([SCORES])

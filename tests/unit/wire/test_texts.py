@@ -34,8 +34,8 @@ def segments_of(row: np.ndarray) -> list[int]:
     return [int(word) >> SEGMENT_BITS for word in row[1 : 1 + row[0]]]
 
 
-def test_rows_have_what_the_library_gives(text: TextInput, tmp_path: Path) -> None:
-    """Length, ids and segments, of texts and of pairs."""
+def test_rows_equal_the_librarys(text: TextInput, tmp_path: Path) -> None:
+    """Length, ids and segments are equal, for texts and for pairs."""
     tokenizer = write_tokenizer(tmp_path)
     tokenizing = Tokenizing(text)
     for texts in (strings("how far is it", "a quiet harbour"), strings(["how far", "to town"], ["a", "b"])):
@@ -86,6 +86,16 @@ def test_too_many_texts_are_refused(text: TextInput) -> None:
     tokenizing = Tokenizing(TextInput(text.tokenizer, 8192))
     with pytest.raises(BodyTooLarge, match="2048 texts are more than the 2047 that are taken at once"):
         tokenizing.check(np.full(2048, b"", object))
+
+
+def test_a_character_is_not_cut_in_two(text: TextInput) -> None:
+    """Wherever in a character the last byte lies that is read; what is no UTF-8 is refused in long texts too."""
+    tokenizing = Tokenizing(text)
+    for start in ("", "a", "ab", "abc"):
+        assert tokenizing.encode(strings(start + "\U0001f525" * 1000)).cut == 1
+    for content in (b"\xff" + b"a" * 2000, b"a\xff" * 1000):
+        with pytest.raises(InvalidInput, match="Text 0 is not UTF-8"):
+            tokenizing.encode(np.array([content], object))
 
 
 def test_bytes_that_are_no_utf8_are_refused(text: TextInput) -> None:

@@ -106,7 +106,7 @@ COLUMN = TensorInfo("c", "float32", (-1, 1))
         ((COLUMN, X), [(-1, 1)], {"instances": [{"c": 1, "x": [0, 0]}]}, {"predictions": [[1]]}),
     ],
 )
-def test_axes_of_size_1_that_are_left_out_are_absent_from_elementwise_outputs(
+def test_omitted_axes_of_size_1_are_absent_from_elementwise_outputs(
     inputs: tuple[TensorInfo, ...],
     outputs: list[tuple[int, ...]],
     document: dict[str, Any],
@@ -362,7 +362,7 @@ EXAMPLES = TensorInfo("inputs", "string", (-1,))
 
 
 def test_a_signature_is_found_by_its_name() -> None:
-    """Without one the first is meant; of others it is said which there are."""
+    """Without a name the first signature is meant; the error of an unknown one lists the names."""
     signatures = [NamedSignature("embed", model(X)), NamedSignature("ids", model(IDS))]
     for name, body in (("", [[1, 2]]), ("embed", [[1, 2]]), ("ids", [7])):
         request = decode_predict(signatures, json.dumps({"signature_name": name, "instances": body}).encode())

@@ -18,7 +18,8 @@ from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import LABELS_FILE
 from stoker.models.model_links import copy_model
 from stoker.models.registered import Registered
-from stoker.models.remote_files import list_sizes, send, shown_address
+from stoker.models.remote_stores import list_sizes, shown_address
+from stoker.models.remote_writing import send
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder

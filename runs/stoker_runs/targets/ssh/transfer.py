@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import cut, quoted
-from stoker.models.remote_files import CACHE_VARIABLE, cache_limit_bytes
+from stoker.models.mirrors import CACHE_VARIABLE, cache_limit_bytes
 from stoker.system.durable import private_folder, replace_file
 from stoker.system.wording import format_count
 from stoker_base.trees import Tree, parts_of, remove_tree

@@ -26,7 +26,7 @@ from stoker.gateway.http.requests import requester_of
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.models.load_config import ADJUSTED, adjustments_of
-from stoker.models.pbtxt import InvalidField
+from stoker.models.pbtxt_fields import InvalidField
 from stoker.settings.choices import Adjustments
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import read_versions

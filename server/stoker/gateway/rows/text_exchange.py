@@ -71,7 +71,9 @@ class TextExchange(ArenaExchange):
                 "Too many requests wait for their texts to be encoded; try again later.", retry_after_s=1
             )
         ticket.await_rows(self)
-        self._encoding[ticket] = asyncio.get_running_loop().create_task(self._encode(ticket, texts))
+        self._encoding[ticket] = task = asyncio.get_running_loop().create_task(self._encode(ticket, texts))
+        # Not by the task itself: one that is cancelled before it begins runs nothing.
+        task.add_done_callback(lambda _: self._encoding.pop(ticket))
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Queue the rows of packed texts, as the reader of long bodies gives them."""
@@ -101,8 +103,6 @@ class TextExchange(ArenaExchange):
         except Exception as error:
             logger.exception("texts could not be encoded")
             ticket.fail(unexpected_error(error))
-        finally:
-            del self._encoding[ticket]
 
     def _submit_tokens(self, ticket: Ticket, encoded: list[TokenRows]) -> None:
         rows = encoded[0].rows if len(encoded) == 1 else np.concatenate([piece.rows for piece in encoded])

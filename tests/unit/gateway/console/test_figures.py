@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 class Recorded:
-    """A server's counters and its past, a step whenever it is told."""
+    """A server's counters and their history; the test makes each step."""
 
     def __init__(self, metrics_fd: int) -> None:
         self._memory = MetricMemory(metrics_fd)
@@ -45,7 +45,7 @@ def recorded() -> Iterator[Recorded]:
 
 
 def test_counts_are_of_a_step(recorded: Recorded) -> None:
-    """Requests, rejections, batches and rows are what came between two steps; gauges are what is."""
+    """Requests, rejections, batches and rows are counts between two steps; gauges are present values."""
     recorded.step()
     recorded.frontend.note_scored(3, MS, 9 * MS)
     recorded.frontend.count_request(503)

@@ -211,7 +211,7 @@ def value(metric: Metric, sample: str, **labels: str) -> float:
 
 
 def test_names_types_and_labels_are_the_documented_ones(memory: MetricMemory) -> None:
-    """Nothing is missing, nothing is there that nobody knows, and everything says what it is."""
+    """No documented metric is missing, no other is there, and each has a help text."""
     parsed = families(memory, "first", "digits")
     assert {name: metric.type for name, metric in parsed.items()} == {
         name: kind for name, (kind, _) in DOCUMENTED.items()

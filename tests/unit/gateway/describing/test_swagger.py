@@ -112,13 +112,13 @@ def test_one_input_and_one_output_are_lists_of_rows() -> None:
 
 @pytest.mark.parametrize("signature", [BODIES, None], ids=str)
 def test_a_script_with_bodies_of_its_own_is_any_object(signature: Signature | None) -> None:
-    """Nobody but the script knows what it takes; the same holds until the model is loaded."""
+    """Only the script knows its inputs; the same holds until a model is loaded."""
     found = schemas(signature)
     assert found["ServiceInput"] == found["ServiceOutput"] == {"type": "object", "example": {}}
 
 
 def test_json_rows_leave_the_answer_open() -> None:
-    """The rows go in as numbers; what comes out is the script's."""
+    """The rows go in as numbers; the script decides its answer."""
     found = schemas(TEXTS)
     assert found["ServiceInput"]["properties"]["data"] == rows({"type": "number", "format": "float32"}, 2)
     assert found["ServiceOutput"] == {"type": "object", "example": {}}
@@ -136,7 +136,7 @@ def test_a_script_is_described_by_its_schemas(version: str) -> None:
 
 
 def test_names_are_the_operators() -> None:
-    """Title, version and sentence; the model's own name and Azure's sentence where nothing is said."""
+    """The operator sets title, version and sentence; without them they are the model's name and Azure's sentence."""
     made = service(MODEL)
     plain = describe(made, Naming(), "", None)["info"]
     made.facts = ServiceFacts("digits", description="Reads digits.")

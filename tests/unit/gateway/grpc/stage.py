@@ -51,7 +51,7 @@ SETTINGS, ACKNOWLEDGED = b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\1\0\0\0\0"
 
 @dataclass
 class PuppetInfer:
-    """An exchange that doubles numbers; fails or waits if the test says so.
+    """An exchange that doubles numbers; fails or waits if a test says so.
 
     Attributes:
         error: What requests fail with, if anything: an error of the device, or a fault of the server.
@@ -78,7 +78,7 @@ class PuppetInfer:
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
     def ring(self) -> None:
-        """There is no device to be told."""
+        """Do nothing: there is no device."""
 
     def refusal(self, _: Any) -> None:
         """Refuse nobody before their request is read."""

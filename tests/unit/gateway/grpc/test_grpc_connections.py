@@ -1,4 +1,4 @@
-"""Connections of the gRPC port, spoken to in frames: slow ones, rude ones, and what they leave behind."""
+"""Connections of the gRPC port, frame by frame: slow ones, rude ones, and their ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATH = b":path"
 
 @dataclass
 class PuppetTransport:
-    """A socket whose peer reads nothing unless the test does.
+    """A socket whose peer reads only when the test does.
 
     Attributes:
         written: What was written.
@@ -149,7 +149,7 @@ WATCH = f"/{HEALTH}/Watch"
 
 
 async def turns(count: int = 5) -> None:
-    """Let what is due happen."""
+    """Let the loop run all due callbacks."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -271,7 +271,7 @@ async def test_a_connection_without_calls_is_closed(server: PuppetServer) -> Non
 
 
 async def test_a_peer_that_answers_no_ping_is_closed(server: PuppetServer) -> None:
-    """It is asked after a minute, and has a while to answer."""
+    """The ping comes after a minute, and the peer has some time to answer."""
     server.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
     server.pass_s(80)
     assert not server.transport.end

@@ -62,7 +62,7 @@ async def test_a_request_is_scored_and_named() -> None:
 )
 @pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
 async def test_without_a_valid_key_the_message_is_not_read(name: str, metadata: Any) -> None:
-    """Unauthenticated, before anything is told of the message: not even whether it is one."""
+    """The error says nothing about the message, not even whether it is valid."""
     async with staged() as stage:
         method = stage.channel.stream_unary(f"/{SERVICE}/{name}")
 
@@ -188,7 +188,7 @@ def error_classes(base: type[StokerError] = StokerError) -> Iterator[type[Stoker
 
 
 async def test_a_caller_s_limit_ends_a_call_with_when_to_come_back(tmp_path: Path) -> None:
-    """RESOURCE_EXHAUSTED, with what the retry policies of clients keep to; with too many rows at once without."""
+    """RESOURCE_EXHAUSTED has the delay that clients' retry policies use; a request with too many rows has none."""
     keyring = Keyring(tmp_path / "keys", "digits")
     keyring.ensure()
     key = CallerBook(keyring.keys_dir).add("ads", terms={"rows_per_s": 2.0, "burst_s": 0.5})
@@ -222,7 +222,7 @@ async def test_a_caller_s_limit_ends_a_call_with_when_to_come_back(tmp_path: Pat
 
 
 async def test_every_error_has_a_status_that_agrees_with_http() -> None:
-    """Where HTTP blames the caller gRPC does, and what is worth a retry is so in both."""
+    """Errors of the caller are the same in both, and so are errors worth a retry."""
     retried = {errors.Overloaded, errors.NotReady, errors.DeviceLost, errors.DeviceOutOfMemory}
     retried.add(errors.TooManySequences)
     for kind in error_classes():
@@ -307,7 +307,7 @@ async def test_long_messages_of_methods_that_infer_nothing_are_not_read(
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 async def test_compressed_messages_are_read_up_to_the_limit(algorithm: Any) -> None:
-    """It holds for what they become too."""
+    """The limit also holds for the decompressed message."""
     async with staged() as stage:
         method = stage.method("ModelInfer")
         assert numbers_of(await method(rows(1, 2), metadata=BEARER, compression=algorithm)) == [2, 4]

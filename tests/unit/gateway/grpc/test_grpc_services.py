@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
 
 async def test_health_needs_no_key_and_metadata_need_one() -> None:
-    """As over HTTP: probes have no keys, and what a model takes is its callers' business."""
+    """As over HTTP, probes have no keys, and a model's inputs are shown to its callers only."""
     async with staged() as stage:
         assert (await stage.ask("ServerLive")).live
         assert not (await stage.ask("ServerReady")).ready
@@ -62,8 +62,8 @@ async def test_unknown_models_and_versions_are_not_found(name: str, model: dict[
         assert error.details().startswith(f"Request for unknown model: '{model['name']}'")
 
 
-async def test_the_standard_health_service_tells_of_the_server_and_of_each_model() -> None:
-    """It says what is true now, at once and to those who watch; an unknown name is not found."""
+async def test_standard_health_service_has_the_server_and_each_model() -> None:
+    """It gives the present state, once and to watchers; an unknown name is not found."""
     async with staged() as stage:
         health = health_pb2_grpc.HealthStub(stage.channel)
         serving = health_pb2.HealthCheckResponse.ServingStatus.Name
@@ -211,7 +211,7 @@ def supervised(gateway: Gateway) -> PuppetSupervisor:
 
 
 async def test_the_index_is_the_supervisors() -> None:
-    """For whoever has a key of a model, or the admin key."""
+    """A key of a model or the admin key is enough."""
     async with staged() as stage:
         supervisor = supervised(stage.gateway)
         first, other = (await stage.ask("RepositoryIndex", ready=True, metadata=BEARER)).models

@@ -1,4 +1,4 @@
-"""One infer request of gRPC: what it holds, and for how long."""
+"""One infer request of gRPC: its memory and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scored:
 
 
 class Scoring:
-    """Has something under way for whoever asks, and knows whether it is there still."""
+    """A service with a request in flight for any caller, which knows whether it still is."""
 
     last: ref[Scored]
 
@@ -34,7 +34,7 @@ class Scoring:
 
 
 class InferenceOwner:
-    """Takes whatever it is told."""
+    """An owner that keeps all it is sent."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None

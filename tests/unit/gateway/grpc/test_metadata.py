@@ -1,4 +1,4 @@
-"""Heads of calls: what is read of their fields."""
+"""Heads of calls: their fields."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ _FIELDS = [(b":method", b"POST"), (b":path", b"/a/b"), (b"content-type", b"appli
     ],
 )
 def test_repeated_authorization_is_joined_as_over_http(values: list[bytes], authorization: bytes) -> None:
-    """Several values are no key, whatever each of them is."""
+    """Several values together are no key."""
     read = head_reader(lambda path: path)
     assert read([*_FIELDS, *((b"authorization", value) for value in values)]).authorization == authorization

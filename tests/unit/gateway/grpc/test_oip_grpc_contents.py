@@ -1,4 +1,4 @@
-"""Infer requests and answers as messages of gRPC: raw and typed contents, and what is wrong with them."""
+"""Infer requests and answers as messages of gRPC: raw and typed contents, and their errors."""
 
 import dataclasses
 import time
@@ -64,7 +64,7 @@ def decode(decoder: RequestDecoder, message: Any) -> InferRequest:
 
 
 def decode_request(name: str, tensors: ModelTensors, message: Any) -> InferRequest:
-    """Decode a message of which nothing is known."""
+    """Decode a message of an unknown model."""
     return decode(RequestDecoder(name, tensors), message)
 
 
@@ -82,7 +82,7 @@ def filled(decoded: InferRequest, outputs: dict[str, np.ndarray], *, batched: bo
 
 @pytest.mark.parametrize("decoder", ["function", "first", "known"])
 def test_raw_inputs_belong_to_the_inputs_in_their_order(decoder: str) -> None:
-    """One entry for each input, whatever the model's order; all outputs come back, raw."""
+    """Each input has one entry, in the request's order and not the model's; all outputs come back raw."""
     tensors = model(X, IDS)
 
     def ask(first: int) -> Any:
@@ -241,7 +241,7 @@ def test_a_request_for_raw_outputs_gets_them() -> None:
 
 
 def test_outputs_come_in_the_requested_order() -> None:
-    """With their classes, if it is these that are asked for, as BYTES."""
+    """Requested classes come with them, as BYTES."""
     message = request((X, [1, 2]), raw=(floats(1, 2),), id="9")
     message.outputs.add(name="words")
     message.outputs.add(name="y").parameters["classification"].int64_param = 2
@@ -478,7 +478,7 @@ ODD = st.sampled_from(
 def test_a_message_is_taken_apart_as_the_library_would(
     content: dict[str, Any], odd: list[bytes], first: bool
 ) -> None:
-    """However it is written; and what is none is none."""
+    """This holds for each way to write a message, and for bytes that are no message."""
     text = ModelInferRequest(**content).SerializeToString()
     text = b"".join([*odd, text] if first else [text, *odd])
     try:

@@ -17,7 +17,7 @@ FOLDER = Path(messages.__file__).parent
 
 
 def described(content: bytes) -> dict[str, Any]:
-    """A compiled file by what it says: messages and services by name."""
+    """Messages and services of a compiled file, by name."""
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(content).file
     return {part.name: part for part in (*file.message_type, *file.service)}
 
@@ -43,7 +43,7 @@ def fields(message: Any) -> dict[str, tuple[Any, ...]]:
     ],
 )
 def test_compiled_file_is_up_to_date(name: str, tmp_path: Path) -> None:
-    """Compiling the `.proto` again gives what is in the repository; its first lines say how."""
+    """Compiling the `.proto` again gives the file in the repository; its first lines say how."""
     compiled = tmp_path / "compiled"
     include = Path(grpc_tools.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{FOLDER}", f"-I{include}", f"--descriptor_set_out={compiled}"]

@@ -26,7 +26,7 @@ class Connection:
         self.events.append("abort")
 
 
-def test_finish_aborts_connections_at_the_deadline_and_counts_their_calls() -> None:
+def test_finish_aborts_connections_at_the_deadline() -> None:
     """A peer gets a GOAWAY first, and then the last stream's number."""
 
     async def run() -> None:

@@ -137,7 +137,7 @@ def test_a_timeout_and_a_tier_are_taken_from_known_forms_too(
 
 
 def test_kept_answers_are_found_by_rows_that_were_not_decoded() -> None:
-    """A cache in front of the arena gets an array of the row, and what it knows is not run again."""
+    """A cache in front of the arena gets an array of the row, and known rows are not run again."""
     with Joined(cache=AnswerCache(1 << 20, lambda *_: None)) as joined:
         caller = Caller(joined)
         for _ in range(3):
@@ -145,8 +145,8 @@ def test_kept_answers_are_found_by_rows_that_were_not_decoded() -> None:
         assert joined.runtime.rows_run == [1]
 
 
-def test_a_row_of_another_size_than_the_arena_has_is_no_row_of_it() -> None:
-    """It comes as an array, which whoever stores it checks."""
+def test_row_of_another_size_than_the_arenas_is_not_stored_in_place() -> None:
+    """It becomes an array, whose size is checked when it is stored."""
     with Joined() as joined:
         caller = Caller(joined)
         caller.ask(row(1, 2))

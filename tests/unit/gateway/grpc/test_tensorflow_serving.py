@@ -1,4 +1,4 @@
-"""Tensors as TensorFlow writes them, and what is wrong with others; the messages around them."""
+"""Tensors as TensorFlow writes them, errors in others, and the messages around them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read(info: TensorInfo, content: bytes) -> np.ndarray:
 
 
 def proto(*shape: int, dtype: int = 1, **fields: object) -> bytes:
-    """A tensor, of floats if nothing else is said."""
+    """A tensor, of floats by default."""
     dims = [{"size": size} for size in shape]
     content: bytes = Proto(dtype=dtype, tensor_shape={"dim": dims}, **fields).SerializeToString()
     return content
@@ -91,7 +91,7 @@ def test_tensors_of_tensorflow(dtype: str) -> None:
 
 
 def test_strings() -> None:
-    """An element each, whatever bytes they hold."""
+    """Each element may hold any bytes."""
     written = bytes.fromhex("08071208120208021202080142016142026263")
     array = read(TensorInfo("x", "string", (-1, 1)), written)
     assert array.tolist() == [[b"a"], [b"bc"]]
@@ -247,7 +247,7 @@ def test_predict_messages_that_are_refused(content: bytes) -> None:
 
 
 def test_a_model_spec_in_many_parts_is_given_up_at_once() -> None:
-    """Each part is looked at once, however many came before it."""
+    """Each part is looked at once, after any number of parts before it."""
     content = field(1, b"a" * 6_000) * 2_000
     begun_s = time.thread_time()
     with pytest.raises(BodyTooLarge):

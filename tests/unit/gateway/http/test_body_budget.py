@@ -1,4 +1,4 @@
-"""The shares of callers in the memory for large bodies: what no caller can do to the others, whatever it sends."""
+"""The shares of callers in the memory for large bodies: no caller can take the others' share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def take(budget: BodyBudget, caller: Caller, size: int = 1) -> bool:
 
 
 def take_all(budget: BodyBudget, *of: Caller) -> dict[Caller, int]:
-    """Let these take what they may, bit by bit and in turn; returns how much that is."""
+    """Let these callers take memory bit by bit and in turn; returns the sum."""
     taken = dict.fromkeys(of, 0)
     while any(go_on := [take(budget, caller) for caller in of]):
         for caller, went in zip(of, go_on, strict=True):
@@ -87,7 +87,7 @@ def test_announced_sizes_take_nothing_from_other_callers(caller: Caller, announc
 def test_announced_body_of_a_lone_caller_is_never_refused_later(
     caller: Caller, announced: list[int], random: object
 ) -> None:
-    """Beside no other caller none of the bodies that were let in is refused later, in whatever order they arrive."""
+    """Without other callers none of its admitted bodies is refused later, in any order of arrival."""
     budget = BodyBudget(TOTAL)
     arriving = [size for size in announced if budget.announce(caller, size)]
     pieces = [number for number, size in enumerate(arriving) for _ in range(size)]
@@ -110,7 +110,7 @@ def test_a_newcomer_finds_room_beside_a_caller_at_its_limit(newcomer: Caller, gr
 
 
 def test_a_newcomer_with_the_same_key_finds_room() -> None:
-    """Callers often share a key: one of them does not take what the key may have."""
+    """Callers often share a key, so one of them cannot take the whole share of the key."""
     budget = BodyBudget(TOTAL)
     assert take_all(budget, CALLERS[0]) == {CALLERS[0]: 2 * TOTAL // 3}
     assert take(budget, CALLERS[1], A_NEWCOMERS)
@@ -139,7 +139,7 @@ def test_greedy_callers_get_equal_shares(first: int, count: int) -> None:
 def test_of_bodies_that_do_not_fit_together_one_arrives(
     bodies: list[tuple[Caller, int]], data: st.DataObject
 ) -> None:
-    """Nobody waits for room with a body half there: who finds none is refused, and what it held lets others go on."""
+    """No body waits half arrived: one without room is refused, and its memory lets others go on."""
     budget, arriving, whole = BodyBudget(TOTAL), [(caller, size, 0) for caller, size in bodies], 0
     while arriving:
         caller, size, held = arriving.pop(data.draw(st.integers(0, len(arriving) - 1)))

@@ -50,7 +50,7 @@ def test_compressed_body_in_any_pieces_is_restored(coding: str, data: bytes, cut
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("extra", [-1, 0, 1, 300])
 @pytest.mark.parametrize("pieces", [1, 2, 40])
-def test_pieces_are_bounded_and_nothing_is_left_behind(coding: str, extra: int, pieces: int) -> None:
+def test_pieces_are_bounded_and_freed(coding: str, extra: int, pieces: int) -> None:
     """A bomb comes out in pieces, of which a caller can stop to take more."""
     name, compress = CODINGS[coding]
     size = pieces * PIECE_BYTES + extra

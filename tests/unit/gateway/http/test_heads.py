@@ -33,7 +33,7 @@ HOSTS = AllowedHosts(("score.example.com", "*.ml.svc", "gpu-box"))
     ],
 )
 def test_addresses_and_names_that_were_given_are_answered(host: bytes) -> None:
-    """With any port, whatever their case."""
+    """They are matched with any port and in any case."""
     assert HOSTS.have(host)
 
 
@@ -77,7 +77,7 @@ def test_names_of_others_are_not(host: bytes) -> None:
 def test_without_keys_only_own_names_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, hosts: tuple[str, ...] | None
 ) -> None:
-    """With keys or TLS a page of another host gets nothing, so all names are, unless it is said which."""
+    """With keys or TLS a page of another host gets nothing, so all names are answered unless a setting lists them."""
     monkeypatch.setattr("socket.gethostname", lambda: "this-machine")
     file = tmp_path / "deployment.yaml"
     file.write_text(f"{header}\nmodels: []\n")

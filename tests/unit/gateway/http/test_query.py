@@ -32,7 +32,7 @@ def test_arguments_that_are_json_are_the_members(arguments: dict[str, object]) -
 @STEADY
 @given(st.lists(st.text(), min_size=2))
 def test_several_values_of_a_name_are_a_list(values: list[str]) -> None:
-    """In the order in which they came; what is no JSON is a text."""
+    """It keeps the order of the query; a value that is no JSON is a text."""
     query = urlencode([("a", json.dumps(value)) for value in values])
     assert json.loads(query_body(query.encode())) == {"a": values}
 
@@ -55,7 +55,7 @@ def test_several_values_of_a_name_are_a_list(values: list[str]) -> None:
     ],
 )
 def test_odd_queries(query: bytes, body: bytes) -> None:
-    """Nothing in a query is an error; what cannot be decoded stays as it was sent."""
+    """No query is an error; undecodable parts stay as they were sent."""
     assert query_body(query) == body
 
 

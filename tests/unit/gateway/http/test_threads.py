@@ -14,7 +14,7 @@ from stoker.gateway.model_directory import ModelDirectory
 
 
 def test_work_is_done_on_another_thread() -> None:
-    """Its result comes back to the loop, and so does what it raises."""
+    """Its result or its error comes back to the loop."""
     assert asyncio.run(run_in_thread(threading.current_thread)) is not threading.main_thread()
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run_in_thread(divmod, 1, 0))

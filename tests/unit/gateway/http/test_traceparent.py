@@ -43,7 +43,7 @@ def test_the_trace_goes_with_the_ids_of_a_request() -> None:
 
 
 def test_a_span_is_passed_on_unchanged() -> None:
-    """The parent and whether it is sampled are read; what is told of a span can be read again."""
+    """Parent and sampling flag are read; the written header can be read again."""
     span = span_context_of(VALID)
     assert span == SpanContext(TRACE, "00f067aa0ba902b7", sampled=True)
     assert span.traceparent == VALID

@@ -162,7 +162,7 @@ def test_callback_ends_at_its_limit_however_the_host_drips(scheme: str, drip: by
     ],
 )
 def test_callback_is_delivered_by_a_whole_head_with_2xx(answer: bytes, delivered: bool) -> None:
-    """Interim answers go before it; what is no HTTP, is cut short or too long counts as failed."""
+    """Interim answers may precede it; answers that are no HTTP, cut short or too long count as failed."""
 
     def respond(listener: socket.socket) -> None:
         with contextlib.suppress(OSError), listener.accept()[0] as connection:

@@ -166,7 +166,7 @@ async def test_scan_finds_other_callers_behind_a_long_queue(
 
 
 @pytest.mark.anyio
-async def test_callbacks_of_one_caller_that_hang_hold_up_none_of_another(
+async def test_hanging_callbacks_of_one_caller_delay_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callbacks to an address that never answers leave senders to other callers."""

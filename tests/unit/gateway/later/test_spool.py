@@ -1,4 +1,4 @@
-"""The spool: what survives, what is counted, who may run a request, and when there is no more room."""
+"""The spool: restarts, counts, locks and limits."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_expired_request_is_gone_and_its_key_is_free(spool: Spool, clock: Clo
 
 
 def test_a_sweep_removes_expired_answers(spool: Spool, clock: Clock) -> None:
-    """And counts what is left."""
+    """It counts the remaining ones."""
     names = [spool.new_id("me") for _ in range(2)]
     for name, later_s in zip(names, (0, 100), strict=True):
         spool.add(name, head_of(expires_s=NOW_S + 60 + later_s), b"")
@@ -138,7 +138,7 @@ def test_one_owner_leaves_room_for_others(tmp_path: Path, clock: Clock) -> None:
 
 @pytest.mark.parametrize("limit", [{"budget_bytes": 750}, {"most_requests": 3}])
 def test_a_full_spool_refuses(tmp_path: Path, clock: Clock, limit: dict[str, int]) -> None:
-    """With a time to come back, until there is room; what was refused leaves nothing behind."""
+    """The error has a retry time while there is no room; a refused request leaves no file behind."""
     spool = open_spool(tmp_path, clock, **limit)
     names = [spool.new_id("me") for _ in range(3)]
     spool.add(names[0], head_of(), bytes(100))
@@ -198,7 +198,7 @@ def test_sweep_removes_the_remains_of_a_killed_process(spool: Spool) -> None:
 
 
 def test_file_size_limit_refuses_requests_and_keeps_no_lock(spool: Spool) -> None:
-    """Where no file can grow (EFBIG), a new request gets `spool_full`, and what is there runs afterwards."""
+    """If no file can grow (EFBIG), a new request gets `spool_full`, and stored ones run afterwards."""
     name, callback = spool.new_id("me"), spool.new_id("me")
     for one in (name, callback):
         spool.add(one, head_of(), b"")

@@ -1,4 +1,4 @@
-"""Turns: who has how many places, and whose work is next."""
+"""Turns: the places of owners, and whose work is next."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from stoker.gateway.listeners.acceptor import Acceptor, Peers
 
 
 class PuppetSiblings:
-    """Delivers what a frontend hands on at once."""
+    """Delivers connections that a frontend hands on at once."""
 
     def __init__(self, own: int, world: World) -> None:
         self.own, self.pages, self._world = own, world.pages, world
@@ -75,7 +75,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[bool, int]]]:
 
 @given(_histories())
 @example(([2, 2], [(True, 0), (True, 0), (True, 0), (True, 1)]))
-def test_nobody_is_closed_while_a_frontend_has_room(
+def test_no_connection_is_closed_while_a_frontend_has_room(
     history: tuple[list[int], list[tuple[bool, int]]],
 ) -> None:
     """Wherever the kernel puts newcomers; a full frontend has the fewest connections, but is given none of others."""

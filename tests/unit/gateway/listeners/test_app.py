@@ -1,4 +1,4 @@
-"""The app of a frontend without a server: what it makes of what an ASGI server tells it."""
+"""The app of a frontend without a server: its answers to the events of an ASGI server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_disconnect_in_the_body_of_an_admin_request_logs_one_line(
 
 @pytest.mark.anyio
 async def test_a_request_that_is_cancelled_at_the_end_of_the_process_gets_503() -> None:
-    """It is told 503, nothing is raised, and an answer that has begun gets no second head."""
+    """Nothing is raised, and an answer that has begun gets no second head."""
     app = create_app(
         Gateway(
             ModelDirectory({}), metric_memory(), administration=Administration(lambda _: None, AdminAccess())
@@ -113,7 +113,7 @@ async def test_a_request_that_is_cancelled_at_the_end_of_the_process_gets_503() 
     ],
 )
 async def test_slashes_pass_no_rule_for_a_path(path: str, status: int) -> None:
-    """Azure's paths may begin with several; `//v2/…` is not what a proxy lets nobody through to as `/v2/…`."""
+    """Azure's paths may begin with several; `//v2/…` is not served where a proxy blocks `/v2/…`."""
     (start, body) = await ask(path, "GET", {"type": "http.request"})
     assert start["status"] == status
     unknown_service = b"No service is here" in body["body"]

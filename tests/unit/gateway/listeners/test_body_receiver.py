@@ -15,7 +15,7 @@ from stoker.gateway.listeners.body_receiver import STRAIGHT_BODY_BYTES, BodyRece
 
 
 class PuppetTransport:
-    """A transport that knows whose it is, and how often reading was started for it.
+    """A transport that knows its protocol, and counts the starts of reading.
 
     As uvloop's it takes the protocol's way of reading when it starts, and starts only what does not read.
     """
@@ -42,7 +42,7 @@ class PuppetTransport:
 
 
 class PuppetConnection:
-    """A connection whose requests are announced by `begin`; takes note of what it is told."""
+    """A connection whose requests are announced by `begin`; records its calls."""
 
     def __init__(self, room_bytes: int = 1 << 40) -> None:
         self.transport = PuppetTransport()
@@ -84,7 +84,7 @@ class PuppetConnection:
 
 
 def arrive(connection: PuppetConnection, data: bytes | memoryview, most_bytes: int = 1 << 30) -> None:
-    """Let the loop read what has arrived, as uvloop does: it holds the memory while it tells of it."""
+    """Let the loop read the arrived bytes, as uvloop does: it holds the memory during the call."""
     data = memoryview(data)
     while data:
         memory = connection.receiver.get_buffer(-1)
@@ -154,7 +154,7 @@ async def test_a_body_that_nothing_follows_is_handed_over_in_the_same_turn() -> 
     assert connection.bodies == [body]
 
 
-async def test_a_body_is_not_copied_once_it_is_there() -> None:
+async def test_complete_body_is_not_copied() -> None:
     """The bytes that are handed over lie where the loop has written them."""
     connection, body = PuppetConnection(), pattern(STRAIGHT_BODY_BYTES)
     connection.begin(len(body))
@@ -167,7 +167,7 @@ async def test_a_body_is_not_copied_once_it_is_there() -> None:
 
 
 async def test_a_body_without_room_is_received_no_further() -> None:
-    """When its connection has refused it, nothing of it is taken, whatever is there already."""
+    """Once its connection has refused it, none of its arrived bytes is taken."""
     connection, body = PuppetConnection(room_bytes=100_000), pattern(STRAIGHT_BODY_BYTES)
     connection.begin(len(body))
     arrive(connection, body[:100_000])

@@ -1,4 +1,4 @@
-"""Running out of descriptors: who is refused, what is counted, and how often it is said."""
+"""Running out of descriptors: refused connections, their count, their log lines."""
 
 from __future__ import annotations
 

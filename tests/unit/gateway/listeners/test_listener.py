@@ -1,4 +1,4 @@
-"""The end of a frontend's connections: nothing that was sent is lost, and nobody looks for what has not happened."""
+"""The end of a frontend's connections: no answer is lost, and no connection is polled."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_the_end_waits_for_events(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_an_old_connection_ends_with_its_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller is told by `Connection: close`; until it is old, and while it is idle, it stays open."""
+    """The answer has `Connection: close`; a younger or idle connection stays open."""
     async with staged(connection_age_s=100.0) as stage:
         caller = await stage.caller()
         sweep(stage.listener, monkeypatch, later_s=79.0)
@@ -197,7 +197,7 @@ async def test_connections_without_a_maximum_age_stay_open() -> None:
         caller.close()
 
 
-async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
+async def test_listener_off_the_port_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
     """Others accept on the shared socket, whether this listener never began or has left the port."""
     memory = metric_memory()
     with socket.create_server(("127.0.0.1", 0)) as shared:

@@ -52,7 +52,7 @@ Frontend = tuple[Acceptor, list[socket.socket]]
 
 @pytest.fixture
 def frontends() -> Iterator[Callable[[], list[Frontend]]]:
-    """Three frontends in this process, which keep what they are given."""
+    """Three frontends in this process, which keep the connections handed to them."""
     with ExitStack() as stack:
 
         def build() -> list[Frontend]:
@@ -129,7 +129,7 @@ async def test_frontend_that_left_neither_gives_nor_gets_connections(
 
 
 @pytest.mark.anyio
-async def test_a_full_mailbox_costs_nobody_a_connection(frontends: Callable[[], list[Frontend]]) -> None:
+async def test_full_mailbox_costs_no_connection(frontends: Callable[[], list[Frontend]]) -> None:
     """One that does not look for a while is not given more than its mailbox holds."""
     (first, _), (second, _), (third, of_third) = frontends()
     second.leave()
@@ -193,7 +193,7 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
 
 @pytest.mark.anyio
 async def test_a_connection_that_cannot_be_served_is_not_counted() -> None:
-    """Its caller is gone before it is taken, for instance: who has handed it on has counted it."""
+    """Its caller may be gone before it is taken; the frontend that handed it on has counted it."""
 
     async def fail(sock: socket.socket) -> None:
         sock.close()

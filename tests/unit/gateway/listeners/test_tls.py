@@ -35,7 +35,7 @@ LONG_BYTES = 16 << 20
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """On uvloop, as frontends are: what is looked at here is how its TLS ends."""
+    """uvloop, as in frontends: these tests are about the end of its TLS."""
     return "asyncio", {"use_uvloop": True}
 
 
@@ -61,7 +61,7 @@ class Caller:
         return self.writer.get_extra_info("ssl_object").getpeercert()
 
     async def asks(self) -> bytes:
-        """The status line of what a request is answered with; empty at the end."""
+        """The status line of the answer to a request; empty at the end."""
         self.writer.write(REQUEST)
         answer = await asyncio.wait_for(self.reader.read(4096), PATIENCE_S)
         return answer.partition(b"\r\n")[0]
@@ -88,7 +88,7 @@ class Stage:
         return Caller(*await asyncio.wait_for(opening, PATIENCE_S))
 
     async def silent(self) -> socket.socket:
-        """A connection on which nothing is said."""
+        """A connection on which nothing is sent."""
         sock = socket.socket()
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, self.address)
@@ -134,7 +134,7 @@ async def until(look: Callable[[], object], part: str) -> None:
 
 
 async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path) -> None:
-    """Those who are connected keep their connection, and when it expires is told anew."""
+    """Present callers keep their connections, and its expiry is logged anew."""
     files = make_pair(tmp_path, days=5)
     async with staged(files) as stage:
         first = expiries(stage.memory)["http"]
@@ -176,7 +176,7 @@ async def test_http_1_1_is_negotiated(tmp_path: Path) -> None:
 async def test_plain_http_on_a_tls_port_is_answered_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With what is wrong, to the caller; the operator reads one line of many such callers."""
+    """The caller gets the reason; the operator gets one line for many such callers."""
     async with staged(make_pair(tmp_path)) as stage:
         for _ in range(3):
             reader, writer = await asyncio.open_connection(*stage.address)
@@ -263,7 +263,7 @@ async def test_connection_with_a_possibly_partial_record_stays_open(
         caller.close()
 
 
-async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> None:
+async def test_slow_reader_counts_as_reading(tmp_path: Path) -> None:
     """Over TLS the loop's buffer is unknown, but the acknowledged bytes are known."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:

@@ -103,7 +103,7 @@ class Scene:
         self.answers.append((status, lines, json.loads(body)))
 
     def settle(self) -> None:
-        """Let all models work until nothing moves; what one gives may be work for any other."""
+        """Let all models work until nothing moves; one model's answer may be work for another."""
         for _ in range(2 * len(self.devices)):
             for device in self.devices.values():
                 device.settle()
@@ -244,7 +244,7 @@ def test_deadline_passed_in_a_step_answers_504_with_its_name(scene: Make) -> Non
     assert answer["message"].startswith("Step double: ")
 
 
-def test_a_request_that_finds_no_row_in_a_step_is_refused_as_the_model_refuses(scene: Make) -> None:
+def test_request_without_a_row_in_a_step_gets_the_models_refusal(scene: Make) -> None:
     """An overloaded first step refuses before the body is read, another step once the request reaches it."""
     chain = scene(CHAIN)
     for number in range(16):
@@ -276,7 +276,7 @@ def test_lost_device_of_a_step_answers_503_with_its_name(scene: Make) -> None:
 
 
 def test_answers_that_a_model_keeps_count_for_its_steps(scene: Make) -> None:
-    """Rows that were asked before are not run again, and the request goes on at once."""
+    """Rows answered before are not run again, and the request goes on at once."""
     chain = scene(CHAIN, cache=AnswerCache(1 << 20, lambda *_: None))
     chain.ask(1)
     chain.settle()
@@ -377,7 +377,7 @@ def test_a_pipeline_follows_the_versions_of_its_models(scene: Make) -> None:
 
 
 class _Quota:
-    """A limit of one row, for whoever asks."""
+    """A limit of one row, for any caller."""
 
     def __init__(self) -> None:
         self.claimed: list[int] = []
@@ -403,7 +403,7 @@ class _Quota:
 
 
 def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
-    """Steps claim nothing of the caller's limit, and a refused request takes back what was queued."""
+    """Steps claim nothing of the caller's limit, and a refused request gives its queued rows back."""
     chain, quota = scene(CHAIN), _Quota()
     chain.pipeline.limits = dataclasses.replace(chain.pipeline.limits, quotas=cast("Any", quota))
     body = json.dumps({"data": [[2, 2]]}).encode()

@@ -1,4 +1,4 @@
-"""Pipelines in a frontend: where they are routed while models come and go, and who may ask them."""
+"""Pipelines in a frontend: routes while models come and go, and rights of keys."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
     assert answers == [(200, [[4, 8]]), (200, [[4, 8]]), (200, [[3, 4]])]
 
 
-def test_a_key_for_a_pipeline_opens_none_of_its_models(tmp_path: Path) -> None:
-    """Nor does one for its models open the pipeline: its author has chosen what may be asked."""
+def test_key_for_a_pipeline_does_not_open_its_models(tmp_path: Path) -> None:
+    """A key for its models does not open the pipeline either: its author chose the inputs that callers may send."""
     keys_dir = tmp_path / "keys"
     for name in ("twice", "digits"):
         Keyring(keys_dir, name).ensure()

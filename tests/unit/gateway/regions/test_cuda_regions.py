@@ -83,7 +83,7 @@ def test_all_frontends_know_at_once(machine: Machine) -> None:
         ours.cuda_status("r")
 
 
-def test_nothing_is_loaded_before_it_is_needed(machine: Machine) -> None:
+def test_library_is_loaded_on_first_use(machine: Machine) -> None:
     """A server whose callers use system shared memory alone has no context on a GPU."""
     for regions in machine.frontends:
         assert regions.cuda_status(None) == []
@@ -116,7 +116,7 @@ def test_registration_makes_contexts_in_other_frontends_once(
 
 
 def test_one_gpu_that_cannot_be_used_keeps_no_context_from_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Else their first request would have all callers wait, as each is told once."""
+    """Otherwise the first request of another GPU would make all callers wait."""
     cuda = PuppetCuda(PuppetGpus(), devices=2)
     free = cuda.cudaFree
     cuda.cudaFree = lambda address: 2 if cuda.device == 0 else free(address)
@@ -181,7 +181,7 @@ def test_memory_checks_bounds_itself(machine: Machine) -> None:
 
 
 def test_an_allocation_that_is_shorter_is_refused_and_closed(machine: Machine) -> None:
-    """By what the driver says of it: CUDA itself would look when it is too late."""
+    """The driver knows its size; CUDA itself would fail only when it copies."""
     with pytest.raises(InvalidInput, match="end at byte 65, and the allocation has 64"):
         machine.register("r", "a", 65)
     gc.collect()
@@ -213,7 +213,7 @@ def test_name_is_unique_over_all_kinds_of_memory(machine: Machine) -> None:
 
 
 def test_each_copy_is_on_the_region_s_own_gpu() -> None:
-    """CUDA's current one is that of a thread, and whoever came before has left another."""
+    """CUDA's current GPU belongs to the thread, and an earlier caller may have chosen another."""
     machine = Machine(devices=2)
     for device, name in enumerate(("a", "b")):
         machine.gpus.allocate(name, 8, device)

@@ -1,4 +1,4 @@
-"""Shared memory of callers: what is registered, and that nothing outside it is ever read or written."""
+"""Shared memory of callers: regions, and that no byte outside of them is ever read or written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_frontends_know_at_once(frontends: Frontends, memory: Path) -> None:
         ours.status("r")
 
 
-def test_a_later_file_of_the_same_name_is_none_of_it(frontends: Frontends, memory: Path) -> None:
+def test_later_file_of_the_same_name_is_not_read(frontends: Frontends, memory: Path) -> None:
     """A frontend that opens a region later looks whether it is the file that was registered."""
     ours, theirs = frontends
     registered(ours, memory)
@@ -211,7 +211,7 @@ def test_a_change_that_fails_changes_nothing(tables: Tables, frontends: Frontend
 
 
 def test_inputs_may_be_as_long_as_a_body(frontends: Frontends, memory: Path) -> None:
-    """Together, by what is read of them."""
+    """The limit counts the bytes read for all inputs together."""
     regions, _ = frontends
     registered(regions, memory)
     reader = LimitedReader(regions, 40)

@@ -20,7 +20,7 @@ def test_a_cancelled_request_is_not_completed_and_frees_its_rows() -> None:
         assert joined.exchange.leased_rows == 0
 
 
-def test_cancelling_twice_and_after_the_answer_harms_nobody() -> None:
+def test_cancelling_twice_or_after_the_answer_has_no_effect() -> None:
     """A ticket whose rows belong to somebody else by now cannot cancel them."""
     with Joined() as joined:
         first = joined.submit(1)

@@ -1,4 +1,4 @@
-"""Admission: what is refused before it waits, and when it may come back."""
+"""Admission: requests refused before they wait, and their retry time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_quarter_more_than_the_target_is_taken() -> None:
 
 
 def test_request_that_fits_the_last_timely_batch_is_admitted() -> None:
-    """Room in a later timely batch admits a request whatever is ahead, unless there are two tiers."""
+    """Room in a later timely batch admits a request with any rows ahead, unless there are two tiers."""
     crowd: dict[str, Any] = {"free_ms": 10, "waiting": [0, 256, 0]}
     # Two full batches end within 50 ms of which 10 are spent.
     later = [250, 60, 0, 0, 0, 0, 0, 0]
@@ -89,15 +89,15 @@ def test_request_to_an_idle_device_is_admitted() -> None:
     assert ask(Board(), 1000, target_ms=1) is None
 
 
-def test_lower_tiers_are_in_nobodys_way() -> None:
+def test_lower_tiers_do_not_delay_higher_ones() -> None:
     """A flood of a lower tier makes no request of a higher one late; it is itself refused."""
     known = board(waiting=[0, 0, 10_000])
     assert ask(known, tier=1) is None
     assert ask(known, tier=2) is not None
 
 
-def test_the_flood_of_another_caller_is_in_nobodys_way() -> None:
-    """Rows are served in turns, by weight: who has none waiting is served soon."""
+def test_flood_of_one_caller_does_not_delay_others() -> None:
+    """Rows are served in turns by weight, so a caller without waiting rows is served soon."""
     flood, other = CallerTerms("flood", 1), CallerTerms("other", 2)
     known = board(waiting=[0, 1000, 0])
     known.set_classes({1 << 16 | 1: [990, 1.0], 1 << 16 | 2: [10, 1.0]})
@@ -108,7 +108,7 @@ def test_the_flood_of_another_caller_is_in_nobodys_way() -> None:
 
 
 @pytest.mark.parametrize("flood", [DEFAULT, CallerTerms("flood", 1)])
-def test_a_flood_that_waits_alone_is_in_nobodys_way(flood: CallerTerms) -> None:
+def test_flood_waiting_alone_does_not_delay_another_caller(flood: CallerTerms) -> None:
     """Rows that wait for one caller only count for that caller; another is admitted beside them."""
     waiting, other = {1 << 16 | flood.number: 1000}, CallerTerms("other", 2)
     known = board(waiting=tiers_on_board(waiting))

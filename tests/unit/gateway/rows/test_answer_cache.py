@@ -14,7 +14,7 @@ def answer(rows: int) -> KeptAnswer:
     return KeptAnswer.of(rows, SlicedAnswer(ROWS, rows))
 
 
-def nothing(size_bytes: int, evicted: int) -> None:
+def ignore_sizes(size_bytes: int, evicted: int) -> None:
     """Note nothing."""
 
 
@@ -78,7 +78,7 @@ def test_cleared_cache_is_empty() -> None:
 
 def test_keys_differ_by_contents_and_number_of_rows() -> None:
     """Equal rows have one key; other numbers, shapes and inputs have others."""
-    cache = AnswerCache(1, nothing)
+    cache = AnswerCache(1, ignore_sizes)
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     keys = [
         cache.key_of_rows([rows]),
@@ -94,6 +94,6 @@ def test_keys_differ_by_contents_and_number_of_rows() -> None:
     assert all(len(key) == 16 for key in keys)
 
 
-def test_nobody_can_look_for_requests_with_one_key() -> None:
+def test_caches_have_different_keys_for_one_body() -> None:
     """Each cache has a secret of its own, so what two requests have in one is not known of another."""
-    assert AnswerCache(1, nothing).key_of_body(b"a") != AnswerCache(1, nothing).key_of_body(b"a")
+    assert AnswerCache(1, ignore_sizes).key_of_body(b"a") != AnswerCache(1, ignore_sizes).key_of_body(b"a")

@@ -16,7 +16,7 @@ def cache() -> AnswerCache:
     return AnswerCache(1 << 20, lambda size_bytes, evicted: None)
 
 
-def counted(joined: Joined) -> CacheTotals:
+def cache_totals(joined: Joined) -> CacheTotals:
     """The cache's counters of the first frontend."""
     return joined.memory.totals().model(0).cache()
 
@@ -36,7 +36,7 @@ def test_the_same_rows_have_the_same_answer(cache: AnswerCache, rows: int, kind:
         assert joined.runtime.rows_run == list(range(rows))
         assert again.started_ns == again.finished_ns == again.enqueued_ns == joined.clock()
         assert joined.exchange.idle
-        assert (counted(joined).hits, counted(joined).misses) == (1, 1)
+        assert (cache_totals(joined).hits, cache_totals(joined).misses) == (1, 1)
 
 
 def test_other_rows_are_run(cache: AnswerCache) -> None:
@@ -46,7 +46,7 @@ def test_other_rows_are_run(cache: AnswerCache) -> None:
             joined.submit(*first)
             joined.settle()
         assert joined.runtime.rows_run == [1, 2, 1, 3, 1, 1, 2, 3]
-        assert counted(joined).hits == 0
+        assert cache_totals(joined).hits == 0
 
 
 def test_rows_of_another_dtype_are_the_same_rows(cache: AnswerCache) -> None:
@@ -116,7 +116,7 @@ def test_requests_that_flow_in_slices_are_run(cache: AnswerCache) -> None:
             ticket = joined.submit(*range(9))
             joined.settle()
             assert ticket.completions == 1
-        assert (len(cache), counted(joined)) == (0, CacheTotals(0, 0, 0, 0, 0, 0))
+        assert (len(cache), cache_totals(joined)) == (0, CacheTotals(0, 0, 0, 0, 0, 0))
         assert len(joined.runtime.rows_run) == 18
 
 
@@ -192,9 +192,7 @@ def test_a_lost_device_tells_its_requests(cache: AnswerCache) -> None:
         assert waiting.failure() is DeviceLost
 
 
-def test_late_request_is_refused_only_if_it_is_not_cached(
-    cache: AnswerCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_request_is_refused_unless_cached(cache: AnswerCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where targets refuse requests, cached answers are given, and no other request is queued."""
     with Joined(cache=cache) as joined:
         joined.submit(1)

@@ -28,7 +28,7 @@ def test_a_request_gets_its_own_answer(rows: int) -> None:
 
 
 def test_requests_of_one_turn_leave_as_one_batch() -> None:
-    """A device that is busy or not yet awake gets what was queued meanwhile as one batch."""
+    """A busy or sleeping device gets all rows queued meanwhile as one batch."""
     with Joined() as joined:
         tickets = [joined.submit(1), joined.submit(2, 3), joined.submit(4)]
         joined.turn_frontends()
@@ -87,7 +87,7 @@ def test_stage_times_are_those_of_the_clock() -> None:
 
 
 def test_a_full_arena_refuses_with_a_retry_after() -> None:
-    """Without a free row a request is refused at once, keeps nothing, and is told how long the queue takes."""
+    """Without a free row a request is refused at once, leaves nothing behind, and gets the queue's time."""
     with Joined(capacity=16) as joined:
         columns = [joined.submit(number) for number in range(13)]
         with pytest.raises(Overloaded, match="All 16 rows") as refused:
@@ -278,7 +278,7 @@ def test_bodies_travel_whole_and_give_their_memory_back() -> None:
 
 
 def test_a_body_that_is_longer_than_a_row_is_refused() -> None:
-    """Its caller is told so, and it takes no row, however often it comes."""
+    """Its caller gets the error, and no row is leased, at each try."""
     runtime = PuppetRuntime(BODIES, lambda inputs: [[body[:2] for body in inputs[0]]])
     with Joined(runtime, capacity=2) as joined:
         for _ in range(3):

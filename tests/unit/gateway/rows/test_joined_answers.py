@@ -1,4 +1,4 @@
-"""Rows of several requests that come back in one turn, and what a turn of the loop wakes."""
+"""Rows of several requests that come back in one turn, and the wakes of the loop."""
 
 import numpy as np
 from tests.puppets import Joined, JoiningTicket, PuppetTicket, answer_of, doubled, rows_of
@@ -50,12 +50,12 @@ class ClumsyTicket(JoiningTicket):
     __slots__ = ()
 
     def complete_together(self, tickets: list[JoiningTicket], outputs: np.ndarray) -> None:
-        """Fail before anybody has been completed."""
+        """Fail before any request has been completed."""
         raise MemoryError
 
 
 def test_rows_that_cannot_be_completed_together_are_completed_one_by_one() -> None:
-    """A fault in what is done for all of a batch costs nobody his answer, and leaks no rows."""
+    """A fault in the work for a whole batch costs no caller an answer, and leaks no rows."""
     with Joined() as joined:
         tickets = [ClumsyTicket() for _ in range(3)]
         for number, ticket in enumerate(tickets):

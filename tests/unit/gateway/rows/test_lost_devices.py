@@ -163,7 +163,7 @@ def test_a_full_doorbell_to_the_frontend_loses_nothing() -> None:
 
 
 def test_a_doorbell_that_is_full_when_the_device_dies_is_no_trouble() -> None:
-    """Numbers that never went out belong to requests that are told."""
+    """Row numbers that never went out belong to requests that get `DeviceLost`."""
     with Joined(capacity=4096, doorbell_bytes=SMALL_DOORBELL_BYTES) as joined:
         tickets = []
         while not joined.exchange.doorbell.unsent:

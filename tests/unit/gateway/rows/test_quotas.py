@@ -109,7 +109,7 @@ def test_a_key_that_is_new_has_one_burst_over_all_frontends() -> None:
 
 
 def test_reused_caller_number_begins_with_a_full_bucket() -> None:
-    """A caller who has the number of one who was removed begins with a full bucket."""
+    """The usage of the removed caller with this number does not count."""
     frontends = Frontends(2)
     claim(frontends.of(), 200)
     frontends.advance_ns(2 * REFRESH_NS)
@@ -117,7 +117,7 @@ def test_reused_caller_number_begins_with_a_full_bucket() -> None:
 
 
 def test_name_that_is_used_again_has_a_quota_of_its_own() -> None:
-    """Before a frontend has looked at the keys again, too: what the former caller has drawn counts for nobody."""
+    """This holds before a frontend has read the keys again, too: the former caller's usage counts for nobody."""
     server = Frontends()
     former, later = (CallerTerms("ads", 5, name, rows_per_s=100.0) for name in ("0a", "0b"))
     assert server.of(later) is not server.of(former)
@@ -125,14 +125,14 @@ def test_name_that_is_used_again_has_a_quota_of_its_own() -> None:
 
 
 def test_more_rows_than_the_bucket_holds_are_never_taken() -> None:
-    """That is no matter of time, so no time is told, and the caller learns how many may be sent."""
+    """Waiting does not help, so the error has no time, but the number of rows that may be sent."""
     with pytest.raises(RequestOverQuota, match=r"has 201 rows.*at most 200 at once, 100 a second") as caught:
         claim(Frontends().of(), 201)
     assert (caught.value.status, caught.value.retry_after_ms) == (413, None)
 
 
 def test_device_time_is_charged_when_it_was_spent() -> None:
-    """By whatever process, so it may become less than nothing; both limits count, and the later one is told."""
+    """Any process may charge it, so it may fall below zero; of two limits the later retry time counts."""
     frontends = Frontends()
     quota = frontends.of(CallerTerms("ads", 5, rows_per_s=100.0, device_ms_per_s=50.0, burst_s=2.0))
     claim(quota, 1)
@@ -213,7 +213,7 @@ def test_limits_change_while_callers_ask() -> None:
 
 
 def test_frontends_know_of_limits_before_the_first_request(tmp_path: Path) -> None:
-    """Named keys are followed: what one frontend has let in, another one that saw no request knows of."""
+    """They follow named keys, so a frontend knows of usage at another one without a request of its own."""
     keyring = Keyring(tmp_path / "keys", "mnist")
     frontends = Frontends(2, keyring.keys_dir)
     for quotas in frontends.quotas:
@@ -301,7 +301,7 @@ def test_a_lone_busy_frontend_has_the_whole_rate() -> None:
 
 
 def test_rows_count_when_they_are_queued() -> None:
-    """Neither where the request is refused for what it holds, nor a second time slice by slice."""
+    """Requests refused for their contents do not count, and slices do not count twice."""
     frontends = Frontends()
     quota = frontends.of()
     with Joined(capacity=16) as joined:

@@ -82,7 +82,7 @@ def test_full_replica_is_passed_over(replicas: list[Joined]) -> None:
 
 
 def test_of_many_a_few_are_drawn(replicas: list[Joined], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else all frontends would send to the one that was best when it was heard of last."""
+    """Otherwise all frontends would send to the replica that reported the shortest queue last."""
     for joined in replicas:
         teach(joined)
     drawn: list[tuple[int, int]] = []

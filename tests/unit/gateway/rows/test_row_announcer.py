@@ -48,7 +48,7 @@ def alone(announced: Announced) -> None:
 
 
 def test_row_announcer_rows_of_one_turn_are_announced_together() -> None:
-    """One message a turn, whoever queued the rows."""
+    """Each turn sends one message for the rows of all requests."""
     announced = Announced()
     announced.add_one()
     announced.add_one()

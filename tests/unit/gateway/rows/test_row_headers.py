@@ -31,7 +31,7 @@ def ticket_of(*numbers: int, deadline_ns: int = 5_000_000_000) -> PuppetTicket:
 
 
 def test_request_headers_of_one_row_and_of_several_are_the_same(arena: Arena) -> None:
-    """The short way for one row writes what the other one writes, and both set the time of the request."""
+    """The short path for one row writes the same header, and both set the time of the request."""
     clock = HandClock()
     headers = RequestHeaders(arena, clock)
     assert headers.write_one(ticket_of(1), 1) == clock()
@@ -39,7 +39,7 @@ def test_request_headers_of_one_row_and_of_several_are_the_same(arena: Arena) ->
     assert arena.queued[1:, :3].tolist() == [[5_000_000_000, clock(), place] for place in (0, 0, 1)]
 
 
-def test_request_headers_expired_rows_are_those_past_their_deadline_or_withdrawn(arena: Arena) -> None:
+def test_rows_past_their_deadline_or_withdrawn_are_expired(arena: Arena) -> None:
     """A row without a request has no deadline."""
     headers = RequestHeaders(arena, HandClock())
     headers.write_one(ticket_of(0), 0)

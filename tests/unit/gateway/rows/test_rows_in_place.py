@@ -140,10 +140,10 @@ def test_row_of_a_refused_request_is_no_sample(quota: bool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("signature", [ROWS, BODIES], ids=["rows", "body"])
-def test_rows_of_a_request_that_could_not_be_queued_are_nobodys_samples(
+def test_rows_of_a_request_that_was_not_queued_are_no_samples(
     signature: Signature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They hold what was refused, beside the answers to what they held before."""
+    """They hold refused inputs beside older answers."""
 
     def submit(ticket: PuppetTicket, number: int) -> None:
         if signature is BODIES:

@@ -1,4 +1,4 @@
-"""A device and its frontends: what one says of its queue, and whom the others refuse by it."""
+"""A device and its frontends: the device reports its queue, and frontends refuse requests by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICY = BatchPolicy(4, target_ms=100)
 """Batches of up to 4 rows, of which each takes 10 ms."""
 
 
-def taught(joined: Joined) -> Joined:
+def with_known_times(joined: Joined) -> Joined:
     joined.worker.teach((rows, rows * 10_000_000) for rows in (1, 2, 4) for _ in range(3))
     joined.runtime.during = lambda: joined.clock.advance_ms(10 * len(joined.runtime.batches[-1]))
     joined.turn_device()
@@ -36,7 +36,7 @@ def board(joined: Joined, frontend: int = 0) -> BoardPage:
 def test_waiting_rows_are_reported_to_all_frontends() -> None:
     """Each frontend knows how many rows are left behind a batch, and when that batch ends."""
     with Joined(frontends=2, policy=POLICY) as joined:
-        taught(joined)
+        with_known_times(joined)
         for number in range(6):
             joined.submit(number)
         joined.turn_frontends()
@@ -53,7 +53,7 @@ def test_waiting_rows_are_reported_to_all_frontends() -> None:
 def test_late_request_is_refused_until_the_queue_is_served() -> None:
     """Rows that a frontend has admitted count before the device has seen them."""
     with Joined(policy=POLICY) as joined:
-        taught(joined)
+        with_known_times(joined)
         taken = 0
         while (refused := joined.exchange.refusal(ticket(joined))) is None:
             joined.submit(taken)
@@ -68,10 +68,10 @@ def test_late_request_is_refused_until_the_queue_is_served() -> None:
         assert joined.exchange.refusal(ticket(joined)) is None
 
 
-def test_a_request_of_many_rows_is_taken_where_nobody_waits() -> None:
+def test_request_of_many_rows_is_admitted_to_an_idle_device() -> None:
     """However long it takes; and refused where somebody does."""
     with Joined(policy=POLICY) as joined:
-        taught(joined)
+        with_known_times(joined)
         large = ticket(joined)
         assert joined.exchange.refusal(large) is None
         joined.exchange.submit(large, [np.zeros((20, 2), np.float32)])
@@ -87,7 +87,7 @@ def test_a_request_of_many_rows_is_taken_where_nobody_waits() -> None:
 def test_deadline_shorter_than_one_row_is_refused() -> None:
     """A deadline below the time of one row is refused; a request that missed it learns when to retry."""
     with Joined(policy=POLICY) as joined:
-        taught(joined)
+        with_known_times(joined)
         assert isinstance(joined.exchange.refusal(ticket(joined, 5)), DeadlineExceeded)
         assert joined.exchange.refusal(ticket(joined, 20)) is None
         missed = joined.exchange.missed(100_000_000, 1)
@@ -101,7 +101,7 @@ def of(joined: Joined, caller: CallerTerms) -> PuppetTicket:
 
 
 def test_no_caller_takes_the_last_third_of_the_rows() -> None:
-    """Where there are several: who comes to a flood finds free rows; a lone caller may have all."""
+    """With several callers, one beside a flood finds free rows; a lone caller may have all."""
     with Joined(capacity=96) as joined:
         for _ in range(96):
             assert joined.exchange.refusal(ticket(joined)) is None

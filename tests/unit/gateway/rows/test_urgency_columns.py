@@ -26,7 +26,7 @@ def test_urgency_columns_without_urgent_requests_are_not_written() -> None:
         assert joined.worker.queue.shares is None
 
 
-def test_urgency_columns_after_the_first_urgent_request_are_written_for_all_rows() -> None:
+def test_urgency_is_written_for_all_rows_after_the_first_urgent_request() -> None:
     """Rows before and after it are of the normal tier and of no caller."""
     with Joined(capacity=16) as joined:
         joined.submit(1)
@@ -41,7 +41,7 @@ def test_urgency_columns_after_the_first_urgent_request_are_written_for_all_rows
 
 
 def test_high_rows_run_first() -> None:
-    """Of more than fits in a batch those leave first that are of the highest tier, whoever came before."""
+    """If more rows wait than fit in a batch, rows of the highest tier leave first, regardless of arrival."""
     with Joined(capacity=16, policy=BatchPolicy(2)) as joined:
         for number, tier in enumerate((2, 2, 1, 0, 2, 0)):
             joined.submit(number, ticket=_Urgent(Urgency(tier)))

@@ -1,4 +1,4 @@
-"""The access log: one line for a sampled request, whatever became of it, and nothing of its body or its key."""
+"""The access log: one line for a sampled request of any outcome, without its body and its key."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_it_changes_with_the_log(logged: Logged) -> None:
     assert logged.lines() == [line]
 
 
-def test_lines_that_nobody_takes_are_counted(logged: Logged, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_lines_are_counted(logged: Logged, caplog: pytest.LogCaptureFixture) -> None:
     """The queue is bounded: a slow reader costs lines, not memory nor requests. Lines go in writes of 4 KiB."""
     logging.getLogger().addHandler(caplog.handler)
     for _ in range(9000):

@@ -76,7 +76,7 @@ def test_headers_without_options_give_no_call_options() -> None:
     assert read_call_options(ADS, {}) == CallOptions(ADS)
 
 
-def test_nobody_waits_longer_than_the_service_lets_them() -> None:
+def test_callers_deadline_is_limited_by_the_services() -> None:
     """A deadline only shortens the service's."""
     assert call_of(CallOptions(DEFAULT, 100 * MS)).deadline_ns == 100 * MS
     assert call_of(CallOptions(DEFAULT, 5000 * MS)).deadline_ns == 1000 * MS
@@ -146,7 +146,7 @@ def test_gateways_are_believed_where_they_are_trusted(
 
 @pytest.mark.parametrize("name", [b"x-envoy-expected-rq-timeout-ms", b"x-gateway-inference-objective"])
 def test_others_are_not_believed(name: bytes) -> None:
-    """Anybody can send these headers, so without a gateway they say nothing."""
+    """Any caller can send these headers, so they are ignored without a gateway."""
     assert read_call_options(DEFAULT, {name: b"1"}) is None
     assert read_call_options(ADS, {name: b"low"}) == CallOptions(ADS)
 

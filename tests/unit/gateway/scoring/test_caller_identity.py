@@ -29,12 +29,12 @@ class PuppetTokens:
 
 
 def service(*, auth: bool = True, tokens: Any = None) -> Service:
-    """A service that takes the key, perhaps tokens too, or needs neither; nothing else of it is looked at."""
+    """A service that takes the key, perhaps tokens too, or needs neither."""
     keys = KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other")) if auth else None
     return cast("Service", SimpleNamespace(name="a", access=Access(keys, tokens)))
 
 
-def test_a_key_is_one_however_it_is_sent() -> None:
+def test_key_has_one_identity_in_each_form() -> None:
     """The scheme has no case, and spaces before the key say nothing; the other key is another caller's."""
     made = service()
     spelled = [b"Bearer %b", b"bearer %b", b"BEARER  %b", b"Bearer \t%b "]

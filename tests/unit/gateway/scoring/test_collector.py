@@ -85,7 +85,7 @@ def test_only_chosen_bodies_are_kept(tmp_path: Path) -> None:
 
 
 def test_long_bodies_are_noted_and_not_held(tmp_path: Path) -> None:
-    """A body above the limit is not kept until its answer comes; the record says what is missing."""
+    """A body above the limit is not kept until its answer comes; the record names the missing part."""
     scene = Scene(tmp_path)
     long = b"[" + b"1," * (LARGEST_BODY_BYTES // 2) + b"1]"
     scene.ask(long, b"[1]")
@@ -96,7 +96,7 @@ def test_long_bodies_are_noted_and_not_held(tmp_path: Path) -> None:
     assert (second["dropped_large"], "outputs" in second, second["inputs"]) == (["outputs"], False, [2])
 
 
-def test_refusals_for_want_of_room_are_not_collected(tmp_path: Path) -> None:
+def test_refusals_for_overload_are_not_collected(tmp_path: Path) -> None:
     """Under overload there is nothing to learn from a request, and least time for it."""
     scene = Scene(tmp_path)
     for status in (200, 422, 500, 503, 504):

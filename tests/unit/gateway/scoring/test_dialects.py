@@ -46,7 +46,7 @@ def test_dialect_follows_from_the_model_signature(
 
 
 def test_a_model_with_an_image_input_speaks_images() -> None:
-    """It gets the head, which says what the body is, and takes requests of the fast path all the same."""
+    """It gets the head with the body's type, and takes requests of the fast path as well."""
     images = ImageScoring(ImageInput(1, 2, 1), max_pixels=4, max_rows_bytes=100)
     service = puppet_service(images=images)
     with Joined(PuppetRuntime(replace(ROWS, inputs=(replace(ROWS.inputs[0], shape=(1, 2, 1)),)))) as joined:

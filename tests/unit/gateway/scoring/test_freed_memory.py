@@ -15,7 +15,7 @@ def ask_each_second(leftovers: TrimSchedule, count: int) -> list[bool]:
     return [leftovers.due() for _ in range(count)]
 
 
-def test_memory_is_given_back_when_nobody_uses_it() -> None:
+def test_unused_memory_is_given_back() -> None:
     """It is returned after some quiet seconds if there is much of it; failed tries are repeated ever less often."""
     size = 100 * MIB
     leftovers = TrimSchedule(BodyBudget(), lambda: size)
@@ -33,7 +33,7 @@ def test_memory_is_given_back_when_nobody_uses_it() -> None:
 
 
 def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
-    """Slow readers of large answers hold much for minutes: what was tried meanwhile does not put it off."""
+    """Slow readers of large answers hold memory for minutes; tries in the meantime do not delay the return."""
     size = 100 * MIB
     leftovers = TrimSchedule(BodyBudget(), lambda: size)
     for second in range(600):

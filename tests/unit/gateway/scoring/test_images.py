@@ -333,7 +333,7 @@ def test_a_gpu_is_opened_and_waited_for_on_threads(
 
 
 @pytest.mark.parametrize(("side", "large"), [(LARGE_SIDE, False), (1100, True)])
-def test_memory_is_given_back_when_nobody_needs_it(
+def test_unneeded_memory_is_given_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, side: int, large: bool
 ) -> None:
     """Memory of large images goes back to the system, once, a second after the last one."""
@@ -367,7 +367,7 @@ def test_memory_is_given_back_when_nobody_needs_it(
 
 
 def test_freed_memory_can_be_given_back() -> None:
-    """The C library is asked, or there is nothing to ask for."""
+    """The C library does so, or has no such call."""
     trim_heap()
 
 

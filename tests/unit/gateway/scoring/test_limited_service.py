@@ -1,4 +1,4 @@
-"""A limit on the requests in flight: who is admitted, who waits, who is refused."""
+"""A limit on the requests in flight: admission, waits, refusals."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from stoker.gateway.scoring.call import Call
 
 
 class Agenda:
-    """Takes what is to be called later, and calls it when a test says so."""
+    """Keeps delayed calls, and makes them when a test says so."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[float, Callable[[], None]]] = []
@@ -24,7 +24,7 @@ class Agenda:
         self.entries.append((delay_s, function))
 
     def run(self, *, timers: bool = False) -> None:
-        """Call what is due at once, and with `timers` everything."""
+        """Make the calls that are due, and with `timers` all of them."""
         due = [entry for entry in self.entries if timers or not entry[0]]
         self.entries = [entry for entry in self.entries if entry not in due]
         for _, function in due:
@@ -66,7 +66,7 @@ class Limited:
         return self.service.score(rows_body([number, 0]), None, answer, self.joined.clock()), answer
 
     def settle(self) -> None:
-        """Let the device answer, and what was admitted by that, until nothing moves."""
+        """Let the device answer, and run newly admitted requests, until nothing moves."""
         while True:
             self.joined.settle()
             before = len(self.joined.runtime.batches)
@@ -259,7 +259,7 @@ def test_a_fault_in_an_answer_costs_no_place(joined: Joined) -> None:
 
 
 def test_the_running_loop_is_the_default() -> None:
-    """Without an agenda of a test the event loop refuses who waits too long."""
+    """Without a test's agenda, the event loop refuses requests that wait too long."""
     with Joined() as joined:
 
         async def overload() -> int:

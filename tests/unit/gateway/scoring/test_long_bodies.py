@@ -156,7 +156,7 @@ def test_memory_goes_back_when_no_body_comes(monkeypatch: pytest.MonkeyPatch) ->
     assert events[:3] == ["first", "second", "given back"]
 
 
-def test_the_reader_of_a_frontend_with_many_connections_reads_more_than_one_body(
+def test_reader_of_a_frontend_with_many_connections_reads_several_bodies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its socket has the number that it has in the frontend, which is above a thousand where so many are open."""

@@ -1,4 +1,4 @@
-"""A service with several replicas: which one a request goes to, and what is left when one is lost."""
+"""A service with several replicas: the choice of one, and the loss of one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_service_is_ready_while_one_replica_lives(serve) -> None:
 
 
 def test_the_only_replica_is_found_without_a_search(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of most requests does not ask who has the fewest rows; nor does it once one of two is lost."""
+    """Most requests take this path; it does not compare queues, nor does it once one of two replicas is lost."""
 
     def searched(_: Replicas) -> None:
         raise AssertionError("searched")
@@ -169,7 +169,7 @@ def test_requests_of_a_lost_replica_run_on_another_one(serve, rows: int) -> None
 
 
 def test_a_request_runs_again_once(serve) -> None:
-    """It may be what the processes die of: the third replica does not get it."""
+    """A request may be the cause of the crashes, so the third replica does not get it."""
     served = serve(3)
     served.score()
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_request_of_a_lost_replica_is_refused_if_the_others_are_full(serve) -> N
 
 
 def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
-    """All its replicas are left at once: what they held is told."""
+    """It leaves all its replicas at once, and their requests get an error."""
     served = serve(2)
     for _ in range(2):
         served.score()
@@ -212,7 +212,7 @@ def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
     assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")] * 2
 
 
-def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other(serve) -> None:
+def test_lost_replica_of_a_script_costs_only_its_requests(serve) -> None:
     """They may have run, so they get 503 device_lost; those of the other replica and later ones are answered."""
     served = serve(2)
     served.service.facts = ServiceFacts("digits", framework="script")
@@ -227,7 +227,7 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
     assert len(served.replicas[1].runtime.rows_run) == 4
 
 
-def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_held(serve) -> None:
+def test_lost_replica_of_a_model_with_state_costs_its_requests(serve) -> None:
     """They may have changed it already: 503 device_lost, and no other replica has seen them."""
     served = serve(2)
     isolation = RowIsolation(True, "said", "batching: rows", keeps_state=True)
@@ -240,8 +240,8 @@ def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_h
     assert served.replicas[1 - held].runtime.rows_run == []
 
 
-def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(serve) -> None:
-    """A pipelined request is scored while its predecessor is told of the loss: it must not meet the lost replica."""
+def test_request_right_after_a_lost_one_goes_to_the_other_replica(serve) -> None:
+    """A pipelined request is scored while its predecessor fails: it must not go to the lost replica."""
     served = serve(2)
     served.service.facts = ServiceFacts("digits", framework="script")
 
@@ -274,7 +274,7 @@ def test_a_replica_that_comes_back_is_used_again(serve) -> None:
 
 
 def test_a_model_that_comes_back_changed_is_read_anew(serve) -> None:
-    """When no replica is left, the next one says what a request holds."""
+    """When no replica is left, the next one sets the signature."""
     served = serve(1)
     served.disconnect(0)
     runtime = PuppetRuntime(WIDER)

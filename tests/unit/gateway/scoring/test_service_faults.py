@@ -151,7 +151,7 @@ def test_a_protocol_that_fails_answers_in_its_own_words(joined: Joined) -> None:
     assert callers.answers == [(500, f"clumsy {INTERNAL}"), (200, [[4.0, 0.0]])]
 
 
-def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(joined: Joined) -> None:
+def test_decoded_images_that_cannot_be_queued_are_an_error(joined: Joined) -> None:
     """They come on another way than a body, and must end like one."""
     callers = Callers(joined)
     call = callers.service.call_type(callers.service, None, callers.note, time.monotonic_ns())
@@ -180,7 +180,7 @@ def test_the_log_joins_a_request_with_the_error_id_of_its_model(caplog: pytest.L
         assert f"request {request_id}: scoring m failed under error id {error_id}" in caplog.text
 
 
-def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
+def test_answer_that_is_not_finite_costs_only_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where that is an error, it is the error of its request alone, and no fault of the server."""

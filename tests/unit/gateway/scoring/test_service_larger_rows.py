@@ -51,7 +51,7 @@ class Served:
     answers: list[tuple[int, Any]] = field(default_factory=list)
 
     def score(self, count: int) -> Call:
-        """Ask for so many numbers, and let the device do what it can."""
+        """Ask for `count` numbers, and let the device work."""
         body = orjson.dumps({"data": [count]})
         call = self.service.score(
             body,
@@ -178,7 +178,7 @@ def test_device_lost_meanwhile_fails_the_request(served: Served) -> None:
 
 
 def test_request_waiting_on_a_lost_replica_runs_on_another_one(served: Served) -> None:
-    """The other replica is asked for larger rows in turn."""
+    """The request for larger rows then goes to the other replica."""
     served.score(2000)
     with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as other:
         served.service.attach(other.exchange)
@@ -212,7 +212,7 @@ def test_a_model_that_keeps_state_runs_each_request_once(served: Served) -> None
 
 @pytest.mark.parametrize("most", [None, ROOM])
 def test_rows_that_cannot_grow(served: Served, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody can be asked, or the largest rows are too small."""
+    """Nobody enlarges them, or the largest rows are too small."""
     if most is None:
         served.service.replicas.larger_rows = LargerRows()
     else:

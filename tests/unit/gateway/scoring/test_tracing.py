@@ -142,7 +142,7 @@ def test_oversized_trace_is_written_without_its_request_id(fd: int) -> None:
     assert reader.read() == ([request._replace(request_id="")], 0)
 
 
-def test_those_that_nobody_reads_in_time_are_counted(fd: int) -> None:
+def test_spans_not_read_in_time_are_counted(fd: int) -> None:
     """A ring keeps 4096 of each frontend; a successor of it goes on behind them."""
     reader = TraceReader(fd)
     request = TracedRequest(TRACE, PARENT, "", "", "m", "1", 200, "", 1, 0, 1, 2)

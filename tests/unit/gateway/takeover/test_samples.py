@@ -10,7 +10,7 @@ from stoker.gateway.takeover import samples as module
 from stoker.gateway.takeover.samples import Samples
 
 
-def test_collect_samples_each_answered_row_once_and_at_most_four_a_second() -> None:
+def test_each_answered_row_is_sampled_once_and_four_a_second() -> None:
     """A row that is unused, has failed or was collected before is no sample."""
     runtime = PuppetRuntime()
     runtime.fails_for = {9.0}

@@ -1,4 +1,4 @@
-"""What the tests of registered models begin with."""
+"""Fixtures of the tests of registered models."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ def script(tmp_path: Path) -> Path:
     return folder
 
 
-def everything_in(folder: Path) -> list[str]:
+def contents_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".lock")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.patience import PROGRAM_S
-from tests.unit.models.repository.conftest import NOW, everything_in, registered_script
+from tests.unit.models.repository.conftest import NOW, contents_of, registered_script
 
 from stoker.errors import ModelInUse, UnknownModel
 from stoker.models.repository import Repository
@@ -82,7 +82,7 @@ def test_registering_at_once_gives_two_versions(repository: Repository, script: 
     assert [model.version for model in repository.list()] == [1, 2, 3]
     for model in repository.list():
         model.verify()
-    assert everything_in(repository.models_dir / ".staging") == []
+    assert contents_of(repository.models_dir / ".staging") == []
 
 
 def test_many_registrations_at_once_lose_none(repository: Repository, onnx: Path) -> None:
@@ -100,7 +100,7 @@ def test_many_registrations_at_once_lose_none(repository: Repository, onnx: Path
 
 
 def test_a_killed_registration_leaves_nothing_half_registered(repository: Repository, script: Path) -> None:
-    """After kill -9 during a copy nothing is registered, and the next registration sweeps the rest."""
+    """After kill -9 during a copy nothing is registered, and the next registration removes the rest."""
     process = start(REGISTER, repository.models_dir, script)
     assert first_line(process) == "copying"
     kill(process)
@@ -112,20 +112,20 @@ def test_a_killed_registration_leaves_nothing_half_registered(repository: Reposi
     registered = repository.register("digits", script, now=NOW)
     assert registered.version == 1
     registered.verify()
-    assert everything_in(staging) == []
+    assert contents_of(staging) == []
 
 
-def test_a_registration_that_is_told_to_end_leaves_nothing(repository: Repository, script: Path) -> None:
+def test_a_registration_that_gets_sigterm_leaves_nothing(repository: Repository, script: Path) -> None:
     """SIGTERM removes the copy under way, as Ctrl-C does."""
     process = start(REGISTER, repository.models_dir, script)
     assert first_line(process) == "copying"
     process.terminate()
     process.communicate(timeout=PROGRAM_S)
     assert process.returncode == 143
-    assert everything_in(repository.models_dir) == [".staging"]
+    assert contents_of(repository.models_dir) == [".staging"]
 
 
-def test_a_copy_under_way_is_not_swept(repository: Repository, script: Path) -> None:
+def test_an_unfinished_copy_of_a_living_process_is_kept(repository: Repository, script: Path) -> None:
     """Another registration leaves the temporary folder of a living process alone."""
     process = start(REGISTER, repository.models_dir, script)
     assert first_line(process) == "copying"
@@ -146,7 +146,7 @@ def test_the_hold_of_a_killed_server_ends_with_it(repository: Repository, script
     assert repository.list() == []
 
 
-def test_debris_of_every_moment_is_swept(repository: Repository, script: Path) -> None:
+def test_remains_of_crashes_are_removed(repository: Repository, script: Path) -> None:
     """Folders without owner and lock files without folder, as crashes leave them, go with the next change."""
     staging = repository.models_dir / ".staging"
     (staging / "abandoned" / "version").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Registering a model: what is copied, what is refused, and how versions are counted and listed."""
+"""Registering a model: its files are copied or refused, and its versions counted and listed."""
 
 import json
 import os
@@ -8,17 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.models.repository.conftest import NOW, everything_in, registered_script
+from tests.unit.models.repository.conftest import NOW, contents_of, registered_script
 
 from stoker.errors import CorruptModel, InvalidSettings, RepositoryError, UnknownModel
-from stoker.models import registered
+from stoker.models import registered_files
 from stoker.models.frameworks import Detected
 from stoker.models.repository import Repository
 from stoker_base.trees import remove_tree
 
 
 def test_registering_a_file(repository: Repository, onnx: Path) -> None:
-    """A file becomes version 1 with everything that the manifest promises."""
+    """A file becomes version 1 with all facts of the manifest."""
     registered = repository.register(
         "mnist",
         onnx,
@@ -60,7 +60,7 @@ def test_registering_a_folder(repository: Repository, script: Path) -> None:
     registered = repository.register("digits", script, now=NOW)
     assert registered.framework == "script"
     assert registered.path == registered.files_dir / "score.py"
-    assert everything_in(registered.files_dir) == everything_in(script)
+    assert contents_of(registered.files_dir) == contents_of(script)
     assert registered.size_bytes == sum(path.stat().st_size for path in script.rglob("*") if path.is_file())
     registered.verify()
 
@@ -76,7 +76,7 @@ def test_files_are_read_only_and_keep_the_execute_bit(repository: Repository, sc
 
 
 def test_the_source_can_be_changed_afterwards(repository: Repository, onnx: Path) -> None:
-    """A registered version is a copy: what happens to its source does not matter."""
+    """A registered version is a copy: changes of its source do not matter."""
     registered = repository.register("mnist", onnx, now=NOW)
     onnx.write_bytes(b"other weights")
     registered.verify()
@@ -88,7 +88,7 @@ def test_weights_beside_an_onnx_file_come_along(repository: Repository, onnx: Pa
     for name in ("mnist.onnx.data", "mnist.onnx_data", "other.onnx", "mnist.txt"):
         (onnx.parent / name).write_bytes(b"data")
     registered = repository.register("mnist", onnx, now=NOW)
-    assert everything_in(registered.files_dir) == ["mnist.onnx", "mnist.onnx.data", "mnist.onnx_data"]
+    assert contents_of(registered.files_dir) == ["mnist.onnx", "mnist.onnx.data", "mnist.onnx_data"]
 
 
 def test_versions_count_up_and_are_not_reused(repository: Repository, onnx: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_failed_copy_leaves_nothing(repository: Repository, script: Path) -> N
 
     with pytest.raises(RepositoryError, match=r"digits cannot be registered .*No space left"):
         repository.register("digits", script, now=NOW, progress=full)
-    assert everything_in(repository.models_dir) == [".staging"]
+    assert contents_of(repository.models_dir) == [".staging"]
 
 
 def test_progress_counts_every_byte(repository: Repository, script: Path) -> None:
@@ -163,9 +163,6 @@ def test_progress_counts_every_byte(repository: Repository, script: Path) -> Non
     registered = repository.register("digits", script, now=NOW, progress=lambda *sizes: reports.append(sizes))
     assert reports == sorted(reports)
     assert reports[-1] == (registered.size_bytes, registered.size_bytes)
-
-
-# Links
 
 
 def test_links_inside_become_copies(repository: Repository, script: Path) -> None:
@@ -213,7 +210,7 @@ def test_a_link_to_the_source_itself_is_followed(repository: Repository, script:
 def test_a_single_path_that_is_no_file_is_refused(
     repository: Repository, onnx: Path, tmp_path: Path, special: str, role: str
 ) -> None:
-    """A device has no end and a pipe waits for its other one: neither is read, whatever it is to be."""
+    """A device has no end and a pipe waits for a writer: neither is read."""
     os.mkfifo(tmp_path / "pipe")
     link = onnx.with_name(onnx.name + ".data") if role == "weights" else tmp_path / "link.bin"
     os.mkfifo(link) if role == "weights" and special == "pipe" else link.symlink_to(special)
@@ -228,8 +225,8 @@ def test_a_single_path_that_is_no_file_is_refused(
     assert repository.list() == []
 
 
-def test_weights_are_taken_as_a_folder_is(repository: Repository, onnx: Path) -> None:
-    """Links to weights that lie beside the file are followed, those that lead away are not."""
+def test_links_to_weights_are_followed_as_in_a_folder(repository: Repository, onnx: Path) -> None:
+    """Links to weights beside the file are followed, links out of the folder are refused."""
     weights = onnx.with_name(onnx.name + ".data")
     (onnx.parent / "beside").write_bytes(b"weights")
     weights.symlink_to("beside")
@@ -244,9 +241,11 @@ def test_weights_are_taken_as_a_folder_is(repository: Repository, onnx: Path) ->
 def test_a_model_that_does_not_fit_is_refused_before_it_is_copied(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is not filled by a copy that cannot end; a sparse file counts for what it takes."""
+    """The copy does not fill the disk; a sparse file counts with its size on the disk."""
     os.truncate(script / "weights.bin", 1 << 40)
-    monkeypatch.setattr(registered, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied"))
+    monkeypatch.setattr(
+        registered_files, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied")
+    )
     (script / "network" / "large").write_bytes(bytes(10_000))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
     with pytest.raises(RepositoryError, match="has room for 0 MB; make room"):
@@ -267,8 +266,10 @@ def test_sparse_files_stay_sparse(repository: Repository, script: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["grows", "shrinks", "is written over"])
-def test_a_file_that_changes_meanwhile_is_told(repository: Repository, script: Path, change: str) -> None:
-    """A copy of two moments is no model; one that grows is not followed to its end."""
+def test_a_file_that_changes_during_the_copy_is_refused(
+    repository: Repository, script: Path, change: str
+) -> None:
+    """A copy of two states is no model; a growing file is not followed to its end."""
     weights = script / "weights.bin"
     weights.write_bytes(bytes(3 << 20))
     os.utime(weights, (1, 1))
@@ -285,11 +286,11 @@ def test_a_file_that_changes_meanwhile_is_told(repository: Repository, script: P
 
     with pytest.raises(RepositoryError, match=r"weights.bin has changed while it was copied"):
         repository.register("digits", script, now=NOW, progress=changing)
-    assert everything_in(repository.models_dir) == [".staging"]
+    assert contents_of(repository.models_dir) == [".staging"]
 
 
 def test_folders_without_end_are_refused(repository: Repository, script: Path) -> None:
-    """In one sentence, where Python's stack would have ended."""
+    """The error has one sentence, and comes before Python's stack ends."""
     folder = os.open(script, os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=folder)
@@ -318,10 +319,10 @@ def test_a_number_is_skipped_rather_than_reused(repository: Repository, script: 
 
 
 @pytest.mark.parametrize("content", [b"nonsense\n", b"", b"\xff", b"-1"])
-def test_a_damaged_last_number_is_told_with_its_file(
+def test_a_damaged_last_number_is_an_error_with_its_file(
     repository: Repository, script: Path, content: bytes
 ) -> None:
-    """A number that is made up might have been given out before, to a version that was deleted."""
+    """A guessed number might be that of a deleted version."""
     registered_script(repository, script)
     last = repository.models_dir / "digits" / ".last_version"
     last.write_bytes(content)
@@ -331,10 +332,8 @@ def test_a_damaged_last_number_is_told_with_its_file(
     assert repository.register("digits", script, now=NOW).version == 6
 
 
-def test_a_file_in_place_of_the_models_is_not_taken_for_no_models(
-    repository: Repository, script: Path
-) -> None:
-    """It is told, whatever is asked for."""
+def test_a_file_in_place_of_the_models_folder_is_an_error(repository: Repository, script: Path) -> None:
+    """All queries raise it."""
     repository.models_dir.parent.mkdir(parents=True, exist_ok=True)
     repository.models_dir.touch()
     for ask in (repository.list, lambda: repository.get("digits")):
@@ -345,7 +344,7 @@ def test_a_file_in_place_of_the_models_is_not_taken_for_no_models(
 
 
 def test_a_signature_is_read_from_the_copy(repository: Repository, script: Path) -> None:
-    """From nothing else, for the original has files beside it; where it cannot be read nothing is registered."""
+    """The original may have other files beside it; if the signature cannot be read, nothing is registered."""
 
     def read(copy: Detected, folder: Path) -> dict[str, str]:
         assert copy.path.parent == folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.models.repository.conftest import NOW, everything_in, registered_script
+from tests.unit.models.repository.conftest import NOW, contents_of, registered_script
 
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, UnknownModel
 from stoker.models.registered import _KINDS
@@ -67,15 +67,15 @@ def test_caches_are_not_registered(repository: Repository, script: Path) -> None
     """Python's caches in the source are left out."""
     (script / "__pycache__").mkdir()
     (script / "__pycache__" / "score.pyc").touch()
-    assert "__pycache__" not in everything_in(registered_script(repository, script).files_dir)
+    assert "__pycache__" not in contents_of(registered_script(repository, script).files_dir)
 
 
 def test_large_models_are_verified_on_several_threads(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the limit the files are read in parallel, with the same results."""
-    monkeypatch.setattr("stoker.models.registered._PARALLEL_FROM_BYTES", 10)
-    monkeypatch.setattr("stoker.models.registered.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("stoker.models.registered_files._PARALLEL_FROM_BYTES", 10)
+    monkeypatch.setattr("stoker.models.registered_files.os.cpu_count", lambda: 4)
     for number in range(20):
         (script / f"part-{number}").write_bytes(bytes([number]) * 100)
     registered = registered_script(repository, script)
@@ -108,7 +108,7 @@ def test_a_broken_manifest_is_refused(repository: Repository, script: Path, cont
 def test_a_manifest_with_a_value_of_another_kind_is_refused(
     repository: Repository, script: Path, name: str
 ) -> None:
-    """Whatever reads it later can rely on what stands there."""
+    """Readers can rely on the types of a manifest."""
     manifest = registered_script(repository, script).folder / "manifest.json"
     replace_file(manifest, json.dumps({**json.loads(manifest.read_bytes()), name: [1.5]}).encode())
     with pytest.raises(CorruptModel, match=r"digits:1: the file manifest\.json"):
@@ -143,7 +143,7 @@ def test_unreadable_version_is_listed_apart(repository: Repository, script: Path
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(
     repository: Repository, script: Path, changed: dict[str, Any]
 ) -> None:
-    """What is run is among the files that have checksums, also in a manifest without one of its own."""
+    """The entry is a file with a checksum, also in a manifest without its own checksum."""
     manifest = registered_script(repository, script).folder / "manifest.json"
     content = {**json.loads(manifest.read_bytes()), **changed}
     del content["checksum"]
@@ -153,7 +153,7 @@ def test_a_manifest_that_leads_out_of_its_folder_is_refused(
 
 
 def test_a_changed_manifest_is_refused(repository: Repository, script: Path) -> None:
-    """It has a checksum of itself; the first manifests had none."""
+    """A manifest has its own checksum; the first manifests had none."""
     registered = registered_script(repository, script)
     manifest = registered.folder / "manifest.json"
     content = json.loads(manifest.read_bytes())
@@ -168,7 +168,7 @@ def test_a_changed_manifest_is_refused(repository: Repository, script: Path) -> 
 
 
 def test_a_version_without_manifest_and_lease_can_be_deleted(repository: Repository, script: Path) -> None:
-    """The message says to delete it, so that has to work."""
+    """The message of its error says to delete it, so that has to work."""
     folder = registered_script(repository, script).folder
     for name in ("manifest.json", ".lease"):
         (folder / name).unlink()
@@ -184,11 +184,8 @@ def test_a_renamed_version_is_refused(repository: Repository, script: Path) -> N
         repository.get("digits")
 
 
-# Deletion
-
-
-def test_deleting_what_is_not_there(repository: Repository, onnx: Path) -> None:
-    """An unknown name or version is said as for reading."""
+def test_deleting_an_unknown_model_or_version_is_an_error(repository: Repository, onnx: Path) -> None:
+    """The errors are those of reading."""
     with pytest.raises(UnknownModel, match="no model 'mnist'"):
         repository.delete("mnist", 1)
     repository.register("mnist", onnx, now=NOW)
@@ -200,11 +197,11 @@ def test_deleting_removes_the_files(repository: Repository, script: Path) -> Non
     """Nothing of a deleted version is left."""
     registered_script(repository, script)
     repository.delete("digits", 1)
-    assert everything_in(repository.models_dir) == [".staging", "digits", "digits/.last_version"]
+    assert contents_of(repository.models_dir) == [".staging", "digits", "digits/.last_version"]
 
 
 def test_a_served_version_is_not_deleted(repository: Repository, script: Path) -> None:
-    """While anybody holds the version it stays, unless deletion is forced; the holder is not disturbed."""
+    """While a process holds the version it stays, unless deletion is forced; the holder goes on."""
     registered = registered_script(repository, script)
     with registered.hold(), registered.hold():
         with pytest.raises(ModelInUse, match="digits:1 is being served"):
@@ -214,7 +211,7 @@ def test_a_served_version_is_not_deleted(repository: Repository, script: Path) -
     assert repository.list() == []
 
 
-def test_a_version_let_go_of_can_be_deleted(repository: Repository, script: Path) -> None:
+def test_a_released_version_can_be_deleted(repository: Repository, script: Path) -> None:
     """The end of the last hold frees the version."""
     registered = registered_script(repository, script)
     with registered.hold():
@@ -225,17 +222,17 @@ def test_a_version_let_go_of_can_be_deleted(repository: Repository, script: Path
 
 
 def test_a_copied_version_gets_its_lease(repository: Repository, script: Path) -> None:
-    """`stoker models push` does not send the lease file; whoever holds the copy makes it."""
+    """`stoker models push` does not send the lease file; the first process that holds the copy makes it."""
     registered = registered_script(repository, script)
     (registered.folder / ".lease").unlink()
     with registered.hold(), pytest.raises(ModelInUse):
         repository.delete("digits", 1)
 
 
-def test_a_version_whose_lease_cannot_be_made_is_not_held(
+def test_a_version_without_a_lease_file_is_an_error_if_it_cannot_be_made(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a read-only file system: the file is named, and the version is not called deleted."""
+    """On a read-only file system the error names the file, and does not say that the version was deleted."""
     registered = registered_script(repository, script)
     (registered.folder / ".lease").unlink()
 

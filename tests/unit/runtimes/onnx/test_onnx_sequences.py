@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
-from tests.tiny_models import write_running_sum, write_told
+from tests.tiny_models import write_running_sum, write_sequence_controls
 
 from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.device.loading import load
@@ -86,7 +86,7 @@ def test_a_fork_has_the_same_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL])
 def test_control_inputs_have_start_end_ready_and_id(tmp_path: Path, flags: int) -> None:
     """Callers do not see these inputs."""
-    runtime = load_model(write_told(tmp_path / "told.onnx", flags), **CONTROLS)
+    runtime = load_model(write_sequence_controls(tmp_path / "controls.onnx", flags), **CONTROLS)
     signature = runtime.signature
     assert [spec.name for spec in signature.inputs] == ["x"]
     assert [spec.name for spec in signature.stored_inputs] == ["x", "sequence_id", "sequence"]
@@ -103,7 +103,7 @@ def test_flags_have_the_values_of_the_settings(tmp_path: Path) -> None:
     """The value for true may be the smaller one."""
     ready = {"is": "ready", "values": [1.5, -2], "dtype": "float32"}
     settings = CONTROLS | {"controls": CONTROLS["controls"] | {"READY": ready}}
-    runtime = load_model(write_told(tmp_path / "told.onnx"), **settings)
+    runtime = load_model(write_sequence_controls(tmp_path / "controls.onnx"), **settings)
     words = np.array([SequenceStep(7).words(""), (0, 0, 0)])
     (y,) = runtime.run([np.zeros((2, 1), np.float32), np.array([7, 0]), words])
     assert y[:, 3].tolist() == [-2, 1.5]
@@ -112,7 +112,9 @@ def test_flags_have_the_values_of_the_settings(tmp_path: Path) -> None:
 def test_ids_may_be_texts(tmp_path: Path) -> None:
     """Numeric ids become texts, and ids that no frontend sends do not fail."""
     texts = ["7", "é" * 128]
-    runtime = load_model(write_told(tmp_path / "told.onnx", ids=TensorProto.STRING, texts=texts), **CONTROLS)
+    runtime = load_model(
+        write_sequence_controls(tmp_path / "controls.onnx", ids=TensorProto.STRING, texts=texts), **CONTROLS
+    )
     steps = [SequenceStep(7), SequenceStep("é" * 128), SequenceStep("seven"), SequenceStep("\ud800")]
     ids = np.array([np.frombuffer(step.text(), np.uint8) for step in steps])
     words = np.array([step.words("") for step in steps])
@@ -176,13 +178,13 @@ def test_control_input_that_does_not_fit_is_refused(
 ) -> None:
     """The message has the type of the input."""
     with pytest.raises(LoadFailed, match=complaint):
-        load_model(write_told(tmp_path / "told.onnx"), **(CONTROLS | {"controls": controls}))
+        load_model(write_sequence_controls(tmp_path / "controls.onnx"), **(CONTROLS | {"controls": controls}))
 
 
 def test_numbers_that_are_too_large_for_integers_are_refused(tmp_path: Path) -> None:
     """The message is that of floats, without numpy's warning."""
     end = {"END": {"is": "end", "values": [0, 1e300]}}
-    path = write_told(tmp_path / "told.onnx", flags=TensorProto.INT32)
+    path = write_sequence_controls(tmp_path / "controls.onnx", flags=TensorProto.INT32)
     with pytest.raises(LoadFailed, match=r"holds int32, which 0 and 1e[+]300 do not fit"):
         load_model(path, **(CONTROLS | {"controls": end}))
 

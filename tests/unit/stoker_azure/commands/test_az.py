@@ -51,7 +51,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_files_that_are_written_after_attach_are_used(project: Path, tmp_path: Path, capsys: Output) -> None:
-    """The documents attach first, and edit the dependencies then; what is not there yet is said."""
+    """The documents attach first, and edit the dependencies then; a line names missing files."""
     conda = project / "aml_config" / "conda_dependencies.yml"
     written = conda.read_text()
     conda.unlink()
@@ -155,7 +155,7 @@ def test_a_command_line_of_azure_is_one_of_stoker(
 def test_unsupported_az_command_names_the_supported_ones(
     project: Path, capsys: Output, group: str, verb: str
 ) -> None:
-    """An unsupported command is refused in one sentence, whatever options follow."""
+    """An unsupported command is refused in one sentence, with any options."""
     assert main(["az", "ml", group, verb or "list", "-n", "x", "--query", "y"]) == 2
     expected = capsys.readouterr().err
     assert f"az ml {group} {verb or 'list'} is not offered: " in expected
@@ -174,7 +174,7 @@ def test_unsupported_az_command_names_the_supported_ones(
 def test_lines_that_serve_name_the_command_with_its_file(
     project: Path, capsys: Output, azure: str, stoker: str
 ) -> None:
-    """Of the CLI v2: what they begin on Azure is a server here."""
+    """They are lines of the CLI v2 that begin a service on Azure; here it is a server."""
     assert main(["az", "ml", *azure.split()]) == 2
     assert f"'{stoker}'" in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ def test_promote_registers_any_file(project: Path, run: Run, tmp_path: Path, lin
 
 
 def test_prepare_writes_the_files_of_a_run(project: Path, capsys: Output, tmp_path: Path) -> None:
-    """Its target is taken from the file, and nothing is left in the workspace but what is kept for runs."""
+    """Its target is taken from the file, and the workspace has only the files of runs."""
     lines = "ArgumentVector: [$file]\nTarget: local\nFramework: Python\n"
     (project / "aml_config" / "local.runconfig").write_text(lines)
     (project / "aml_config" / "local.compute").write_text(
@@ -420,7 +420,7 @@ def test_sdk_error_is_one_sentence_and_creates_nothing(
 
 
 def test_attach_takes_the_options_of_azure_for_ssh(project: Path, capsys: Output) -> None:
-    """A port, a key and its passphrase; what is secret is in the workspace alone."""
+    """They are a port, a key and its passphrase; secrets are in the workspace alone."""
     words = (
         "attach remote --no-check --name vm --address host.lab --username me --ssh-port 25022 "
         "--private-key-file id_rsa"
@@ -508,7 +508,7 @@ def test_a_machine_may_have_an_address_of_ipv6(project: Path) -> None:
 
 
 def test_only_attached_targets_are_detached(project: Path, capsys: Output) -> None:
-    """This machine stays; of a name that is not there the nearest is said."""
+    """This machine stays; the error of an unknown name has the nearest one."""
     assert main(["az", "ml", "computetarget", "detach", "-n", "local"]) == 2
     assert "local is this machine, and cannot be detached" in capsys.readouterr().err
     assert main(["az", "ml", "computetarget", "detach", "-n", "locl"]) == 2

@@ -129,7 +129,7 @@ def test_log_lines_name_effects_and_kept_groups(tmp_path: Path) -> None:
 
 
 def test_keywords_and_a_file_say_the_same(tmp_path: Path) -> None:
-    """`from_keywords` takes what `deploy_configuration` takes, with None for what is not given."""
+    """`from_keywords` takes the keywords of `deploy_configuration`, with None for missing ones."""
     by_file = from_file(tmp_path, AKS)
     given = {keyword: by_file.values.get(keyword) for keyword in KEYWORDS["aks"].split()}
     by_keywords = DeploymentConfig.from_keywords("aks", **given)
@@ -261,7 +261,7 @@ def test_a_local_deployment_has_a_port(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, content: object, complaint: str) -> None:
-    """The message names the file, the setting as it was written, and what is allowed or meant."""
+    """The message names the file, the setting as it was written, and the allowed or meant value."""
     with pytest.raises(InvalidSettings) as refused:
         from_file(tmp_path, content)
     assert complaint in str(refused.value)
@@ -322,7 +322,7 @@ def test_contradictions_of_a_file_have_its_names(tmp_path: Path) -> None:
 
 
 def test_null_is_nothing(tmp_path: Path) -> None:
-    """Templates of the CLI have null for what is not set; editors on Windows add a byte-order mark."""
+    """Templates of the CLI have null for unset values; editors on Windows add a byte-order mark."""
     nulls = {
         **AKS,
         "namespace": None,

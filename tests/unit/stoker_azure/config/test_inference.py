@@ -137,7 +137,7 @@ def test_user_managed_dependencies_choose_the_environment(
     assert (model.environment_managed, model.environment) == (expected, None)
 
 
-def test_paths_are_looked_for_beside_the_file_and_in_the_current_directory(
+def test_paths_are_searched_beside_the_file_and_in_the_current_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline calls the CLI from the repository's root: both places are good, and both are named."""
@@ -175,7 +175,7 @@ def test_settings_without_effect_are_named(project: Path) -> None:
 
 
 def test_image_of_the_older_form_is_named(project: Path) -> None:
-    """It is named in the file's own words; what is false or null is not."""
+    """It is named in the file's own words; false and null values are not."""
     content = {**FLAT, "baseImage": "mine", "enableGpu": True, "extraDockerfileSteps": "Dockerfile.steps"}
     assert read(project, content).notes == (
         "kept for the cluster: image (baseImage mine, extraDockerfileSteps Dockerfile.steps, enableGpu true); "
@@ -215,7 +215,7 @@ def test_image_of_the_older_form_is_named(project: Path) -> None:
     ],
 )
 def test_bad_files_are_refused(project: Path, content: dict[str, Any], complaint: str) -> None:
-    """The message names the file, the setting and what is allowed or meant."""
+    """The message names the file, the setting and the allowed or meant value."""
     with pytest.raises(InvalidSettings) as refused:
         read(project, content)
     assert complaint in str(refused.value)

@@ -1,4 +1,4 @@
-"""The YAML of online endpoints and deployments: what has its effect, what is said, what is refused."""
+"""The YAML of online endpoints and deployments: effects, notes, refusals."""
 
 import argparse
 import re
@@ -136,7 +136,7 @@ def test_registered_models(project: Path, reference: str, registered: str) -> No
 
 
 def test_a_model_without_code_is_served_as_it_is(project: Path) -> None:
-    """A folder of Triton's or MLflow's layout is what is served."""
+    """It serves a folder of Triton's or MLflow's layout."""
     model = read(project, code_configuration=None, model={"path": "../model-1/model", "type": "triton_model"})
     assert model.model(project / "run").path == project / "../model-1/model"
 
@@ -301,7 +301,7 @@ def test_contradictory_online_endpoint_is_refused(
     ],
 )
 def test_access(project: Path, mode: str, expected: dict[str, bool]) -> None:
-    """Callers are known by keys or by tokens, whatever the case of the word."""
+    """Callers are known by keys or by tokens, in any case of the word."""
     assert served(project, {"auth_mode": mode}, "blue").server == expected
 
 

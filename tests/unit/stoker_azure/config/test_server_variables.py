@@ -132,7 +132,7 @@ def test_the_file_beside_the_script_is_found(app: Path, monkeypatch: pytest.Monk
 
 
 def test_stokers_own_settings_win(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path, a registered model or a deployment file say what is served; then Azure's variables say nothing."""
+    """A path, a registered model or a deployment file wins over all of Azure's variables."""
     environ = {
         "AML_APP_ROOT": str(app),
         "AZUREML_ENTRY_SCRIPT": "source/score.py",
@@ -172,7 +172,7 @@ def test_without_a_script_nothing_is_read(app: Path) -> None:
 def test_bad_values_are_refused(
     app: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], complaint: str
 ) -> None:
-    """The message says what is allowed."""
+    """The message has the allowed values."""
     base = {"AML_APP_ROOT": str(app), "AZUREML_ENTRY_SCRIPT": "source/score.py"}
     with pytest.raises(InvalidSettings) as refused:
         serve(monkeypatch, {**base, **environ})

@@ -27,7 +27,7 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import UserErrorException
 
-from stoker.models import remote_files
+from stoker.models import mirrors, remote_stores, remote_writing
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_runs.launch.inputs import find_input
@@ -60,7 +60,7 @@ def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path)
 def test_siblings_below_a_configuration_share_their_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Azure: what code in one folder registers, code in the next one finds, whatever the file is called."""
+    """As on Azure, code in one folder registers for code in the next one, with any name of the file."""
     monkeypatch.delenv("STOKER_WORKSPACE", raising=False)
     for name in ("a", "b", "elsewhere"):
         (tmp_path / "project" / name).mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None
 
 
 def test_upload_prints_its_progress(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """In Azure's words; what is there is skipped, unless it may be replaced."""
+    """It has Azure's words; present files are skipped, unless they may be replaced."""
     store = ws.get_default_datastore()
     reference = store.upload("data", "/digits/", overwrite=False)
     assert capsys.readouterr().out.splitlines() == [
@@ -140,7 +140,7 @@ def test_upload_prints_its_progress(ws: Workspace, capsys: pytest.CaptureFixture
 
 
 def test_files_of_a_store_come_back(ws: Workspace, tmp_path: Path) -> None:
-    """All, or those below a path; what is there stays unless it may be replaced."""
+    """All come, or those below a path; present files stay unless they may be replaced."""
     store = Datastore.get_default(ws)
     store.upload("data", show_progress=False)
     assert store.download("back", "train") == 1
@@ -164,7 +164,7 @@ def test_a_folder_can_be_a_store(ws: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_store_at_an_address_is_used_like_a_folder(ws: Workspace, tmp_path: Path) -> None:
-    """Uploads go there, names that are there are skipped, references and data sets fetch what they name."""
+    """Uploads go there, present names are skipped, references and data sets fetch their files."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     address = f"file://{tmp_path}/away/far"
     store = Datastore.register_address(ws, "far", address, auto_mkdir=True)
@@ -237,13 +237,14 @@ def test_an_upload_opens_the_store_once(
     """For its listing and for all files; of two files of one name the first one stays, as in a folder."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     opened: list[str] = []
-    open_store = remote_files.open_store
+    open_store = remote_stores.open_store
 
     def counted(address: str, options: Any = None) -> tuple[Any, str]:
         opened.append(address)
         return open_store(address, options)
 
-    monkeypatch.setattr(remote_files, "open_store", counted)
+    for module in (mirrors, remote_stores, remote_writing):
+        monkeypatch.setattr(module, "open_store", counted)
     address = f"file://{tmp_path}/away"
     Datastore.register_address(ws, "away", address, auto_mkdir=True)
     (tmp_path / "data" / "train" / "a.csv").write_text("another")

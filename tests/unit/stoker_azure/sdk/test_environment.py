@@ -50,7 +50,7 @@ def served(config: InferenceConfig) -> ServerInferenceConfig:
 
 
 def test_a_conda_file_is_kept_as_it_was_read() -> None:
-    """Its packages, channels and Python can be looked at, and nothing is added."""
+    """Its packages, channels and Python can be read, and nothing is added."""
     packages = CondaDependencies("myenv.yml")
     assert packages.as_dict() == yaml.safe_load(MYENV)
     assert packages.conda_packages == ["python=3.6.2"]
@@ -61,7 +61,7 @@ def test_a_conda_file_is_kept_as_it_was_read() -> None:
 
 
 def test_packages_are_added_replaced_and_removed() -> None:
-    """By their names, whatever their versions and spelling."""
+    """They are matched by name, in any version and spelling."""
     packages = CondaDependencies.create(
         pip_packages=["numpy", "scikit-learn==1.5"], conda_packages=["scipy=1.9"], python_version="3.11"
     )
@@ -143,7 +143,7 @@ def test_a_clone_is_independent() -> None:
 
 @pytest.mark.parametrize(("is_user_managed", "managed"), [(None, ""), (True, "user"), (False, "system")])
 def test_packages_are_installed_only_on_request(is_user_managed: bool | None, managed: str) -> None:
-    """Azure's default is to install them; here that has to be asked for."""
+    """Azure's default is to install them; here that needs a request."""
     environment = Environment.from_conda_specification("myenv", "myenv.yml")
     assert environment.python.user_managed_dependencies is False
     if is_user_managed is not None:
@@ -176,7 +176,7 @@ def test_default_image_is_left_out_of_json() -> None:
 
 
 def test_the_older_form_becomes_an_environment(folder: Path) -> None:
-    """A conda file in the source directory, and what was about the image."""
+    """It has a conda file in the source directory, and options of the image."""
     source = folder / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "score.py").touch()

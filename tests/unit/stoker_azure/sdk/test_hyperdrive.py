@@ -1,4 +1,4 @@
-"""`azureml.train.hyperdrive`, without a process: what is asked for, and what a run of it tells."""
+"""`azureml.train.hyperdrive`, without a process: requests, and results of a run."""
 
 import json
 from pathlib import Path
@@ -52,13 +52,13 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("print('hello')")
 
-    def spawned_by_nobody(*_: object) -> None:
+    def fail_to_spawn(*_: object) -> None:
         return
 
     spawning = children.submit
 
     def submit(*given: Any, **named: Any) -> Any:
-        return spawning(*given, **{**named, "spawn": spawned_by_nobody})
+        return spawning(*given, **{**named, "spawn": fail_to_spawn})
 
     monkeypatch.setattr(children, "submit", submit)
     return Workspace.from_config()
@@ -76,7 +76,7 @@ def config(**more: Any) -> HyperDriveConfig:
     return HyperDriveConfig(**{**definition, **more})
 
 
-def ended(ws: Workspace, run: HyperDriveRun, logs: dict[int, list[float]]) -> HyperDriveRun:
+def end_sweep(ws: Workspace, run: HyperDriveRun, logs: dict[int, list[float]]) -> HyperDriveRun:
     """A run whose sweep has come to its end by a puppet."""
     world = World(ws.local.root)
     world.logs = logs
@@ -104,9 +104,9 @@ def test_a_configuration_becomes_a_sweep(ws: Workspace) -> None:
 
 
 def test_the_best_run_is_found(ws: Workspace) -> None:
-    """By the best value that it has logged, canceled or not as is asked; none where nobody has logged any."""
+    """Its best logged value counts, with or without canceled runs; none if no run has logged one."""
     run = Experiment(ws, "e").submit(config(policy=BanditPolicy(slack_factor=0.5)))
-    ended(ws, run, {0: [0.4, 0.8, 0.2], 1: [0.5], 2: [0.1, 0.1]})
+    end_sweep(ws, run, {0: [0.4, 0.8, 0.2], 1: [0.5], 2: [0.1, 0.1]})
     best = run.get_best_run_by_primary_metric()
     assert best is not None
     assert (best.id, best.get_metrics(), best.parent.id) == (f"{run.id}_0", {"acc": [0.4, 0.8, 0.2]}, run.id)
@@ -126,11 +126,9 @@ def test_the_best_run_is_found(ws: Workspace) -> None:
     assert [found.id for found in Experiment(ws, "e").get_runs()] == [run.id]
 
 
-def test_a_metric_that_nobody_has_logged_has_no_best_run(
-    ws: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlogged_metric_has_no_best_run(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """None, and a line names the metric and those that there are."""
-    run = ended(ws, Experiment(ws, "e").submit(config()), {0: [], 1: [], 2: []})
+    run = end_sweep(ws, Experiment(ws, "e").submit(config()), {0: [], 1: [], 2: []})
     assert run.get_status() == "Completed"
     assert run.get_best_run_by_primary_metric() is None
     assert capsys.readouterr().out == "No run has logged the metric acc; they have logged: none\n"
@@ -142,7 +140,7 @@ def test_children_that_are_left_out_are_not_the_best(ws: Workspace) -> None:
     """A canceled one may be the best, unless it is not wanted."""
     policy = TruncationSelectionPolicy(truncation_percentage=50)
     run = Experiment(ws, "e").submit(config(policy=policy, primary_metric_goal=PrimaryMetricGoal.MINIMIZE))
-    ended(ws, run, {0: [0.4, 0.3], 1: [0.5, 0.1], 2: [0.9]})
+    end_sweep(ws, run, {0: [0.4, 0.3], 1: [0.5, 0.1], 2: [0.9]})
     best = run.get_best_run_by_primary_metric(include_canceled=False)
     assert best is not None
     assert best.get_status() == "Completed"
@@ -151,8 +149,8 @@ def test_children_that_are_left_out_are_not_the_best(ws: Workspace) -> None:
 def test_earlier_runs_are_compared_with_and_go_on(ws: Workspace) -> None:
     """A warm start may have its best run before it; a child that goes on has its parameters and its outputs."""
     experiment = Experiment(ws, "e")
-    first = ended(ws, experiment.submit(config()), {0: [0.9], 1: [0.2], 2: [0.3]})
-    warm = ended(ws, experiment.submit(config(resume_from=[first])), {})
+    first = end_sweep(ws, experiment.submit(config()), {0: [0.9], 1: [0.2], 2: [0.3]})
+    warm = end_sweep(ws, experiment.submit(config(resume_from=[first])), {})
     best = warm.get_best_run_by_primary_metric()
     assert best is not None
     assert best.id == f"{first.id}_0"
@@ -160,7 +158,7 @@ def test_earlier_runs_are_compared_with_and_go_on(ws: Workspace) -> None:
     assert best is not None
     assert best.id.startswith(warm.id)
     child = next(child for child in first.get_children() if child.id.endswith("_2"))
-    again = ended(ws, experiment.submit(config(resume_child_runs=[child])), {})
+    again = end_sweep(ws, experiment.submit(config(resume_child_runs=[child])), {})
     definition = Run.get(ws, f"{again.id}_0").folder.record().definition
     assert (definition.resume_from, definition.arguments) == (
         child.id,

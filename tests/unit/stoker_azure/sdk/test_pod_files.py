@@ -90,7 +90,7 @@ def test_a_model_is_served_alone_if_it_can_be(repository: Repository, tmp_path: 
 
 
 def test_pods_that_follow_versions_find_a_folder_of_them(repository: Repository, tmp_path: Path) -> None:
-    """A label says which one is meant; what a script serves, and what needs one, has its files otherwise."""
+    """A label chooses one; scripts, and models that need one, have their files elsewhere."""
     graph = registered(repository, tmp_path, "graph", "onnx")
     again = registered(repository, tmp_path, "graph", "onnx")
     folder = tmp_path / "files"

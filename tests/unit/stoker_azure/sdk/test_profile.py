@@ -1,4 +1,4 @@
-"""`Model.profile`: users' code calls it unchanged, and what it tells is what `stoker profile` has found."""
+"""`Model.profile`: users' code calls it unchanged, and its result is that of `stoker profile`."""
 
 from __future__ import annotations
 

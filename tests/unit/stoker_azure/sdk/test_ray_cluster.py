@@ -75,7 +75,7 @@ def test_a_node_that_is_there_is_not_preparing(ws: Workspace, dashboard: RayDash
 def test_waiting_ends_when_the_nodes_are_there(
     ws: Workspace, dashboard: RayDashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Too few of them at the end of the time are said."""
+    """The error at the end of the time has their number."""
     cluster = bound(ws, dashboard)
     cluster.wait_for_completion(min_node_count=1, timeout_in_minutes=1)
     assert capsys.readouterr().out == 'Provisioning operation finished, operation "Succeeded"\n'
@@ -86,7 +86,7 @@ def test_waiting_ends_when_the_nodes_are_there(
 
 
 def test_changed_limits_reach_the_cluster(ws: Workspace, dashboard: RayDashboard) -> None:
-    """The cluster is told how many nodes to keep; the target stays bound."""
+    """The cluster gets the number of nodes to keep; the target stays bound."""
     bound(ws, dashboard).update(min_nodes=2, idle_seconds_before_scaledown=60)
     (job,) = dashboard.jobs.values()
     assert "request_resources(bundles=[{'CPU': 1}, {'CPU': 1}])" in job.submission["entrypoint"].replace(

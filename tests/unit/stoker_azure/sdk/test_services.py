@@ -1,4 +1,4 @@
-"""Services of deployment code: what is started, how it is found again, changed and ended.
+"""Services of deployment code: start, search, change, end.
 
 A puppet stands for `stoker serve`: a process that answers where the deployment file says, and holds what a server
 would hold. `tests/process/test_azure_deploy.py` has the real one.
@@ -239,7 +239,7 @@ def test_a_service_is_found_by_a_class_that_is_not_its_own(deploy: Deploy, ws: W
 
 @pytest.mark.parametrize("given", ["digits", ["digits"], None])
 def test_models_that_are_no_list_of_models(deploy: Deploy, ws: Workspace, given: Any) -> None:
-    """The reason says what is to be given; a single model without its list is the usual mistake."""
+    """The error names the expected form; a single model without its list is the usual mistake."""
     with pytest.raises(
         WebserviceException, match=r"models must be a list such as \[Model\(workspace, NAME\)\]"
     ):
@@ -315,7 +315,7 @@ def test_failed_deployment_leaves_no_service(
 
 
 def test_wrong_keyword_is_refused_at_once() -> None:
-    """With the nearest one that there is; attributes can be changed and are looked at again."""
+    """The error has the nearest keyword; attributes can be changed and are checked again."""
     with pytest.raises(WebserviceException, match="'num_replica'; did you mean num_replicas"):
         AksWebservice.deploy_configuration(num_replica=3)
     config = AksWebservice.deploy_configuration(num_replicas=2, primary_key=PRIMARY)
@@ -375,7 +375,7 @@ def test_failed_start_raises_the_end_of_the_log(
 
 
 def test_a_process_that_has_died_is_recognised(deploy: Deploy, ws: Workspace) -> None:
-    """However it died, and whatever process has its number now."""
+    """This holds for each kind of death, and if another process has its number."""
     service = deploy()
     service.wait_for_deployment()
     record = Services(ws.local).find("digits-1")
@@ -563,7 +563,7 @@ def test_keys_that_were_there_before_outlive_the_service(deploy: Deploy, ws: Wor
     assert Keyring(keys, "digits-1").show() == mine
 
 
-def test_a_port_that_somebody_else_has_taken_is_left_to_them(deploy: Deploy, folder: Path) -> None:
+def test_port_of_another_process_is_left_alone(deploy: Deploy, folder: Path) -> None:
     """A service whose process has ended comes back at another port, if it must."""
     (folder / "fail").touch()
     service = deploy()

@@ -124,7 +124,7 @@ def ended(ws: Workspace) -> Run:
 def test_arguments_and_data_become_a_command_line(
     ws: Workspace, request_for: MakeRequest, tmp_path: Path
 ) -> None:
-    """Numbers are texts; data that is read is an input by its name, and what is written a path."""
+    """Numbers are texts; data to read is an input by its name, data to write a path."""
     store = ws.get_default_datastore()
     store.upload("src", "digits", show_progress=False)
     data = Dataset.File.from_files((store, "digits")).register(ws, "mnist")
@@ -198,7 +198,7 @@ def test_output_of_a_script_is_mounted_or_uploaded(
 def test_a_store_at_an_address_is_read_or_written(
     ws: Workspace, request_for: MakeRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mount of what is there is a copy, and a line says so; of what is not there yet it is for writing."""
+    """A mount of present data is a copy, and a line says so; a mount of missing data is for writing."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     store = Datastore.register_address(ws, "far", f"file://{tmp_path}/far", auto_mkdir=True)
     store.upload("src", "old", show_progress=False)
@@ -208,7 +208,7 @@ def test_a_store_at_an_address_is_read_or_written(
     assert "what it writes there does not get into the store" in capsys.readouterr().out
 
 
-def test_packages_are_exact_unless_somebody_says_otherwise(
+def test_packages_are_exact_by_default(
     ws: Workspace, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Azure's own packages alone are none; a Python of the user's is taken as it is."""
@@ -704,7 +704,7 @@ def test_older_forms_of_attach_are_taken(ws: Workspace, monkeypatch: pytest.Monk
 
 
 def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a context with the exception; who waits for it gets the error as JSON."""
+    """A context fails with its exception; waiting callers get the error as JSON."""
     with pytest.raises(KeyError), Experiment(ws, "digits").start_logging() as run:
         raise KeyError("x")
     with pytest.raises(ActivityFailedException) as raised:

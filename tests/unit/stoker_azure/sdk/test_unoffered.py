@@ -195,7 +195,7 @@ def test_keywords_of_a_deployment_are_attributes(objects: dict[str, Any]) -> Non
     ],
 )  # fmt: skip
 def test_classes_that_are_not_there_say_so(made: Any, instead: str) -> None:
-    """They can be imported, and what is done with them says what to do instead, as an exception of Azure's."""
+    """They can be imported; each use raises an exception of Azure's with the alternative."""
     with pytest.raises(NotImplementedError, match=instead) as raised:
         made()
     assert isinstance(raised.value, AzureMLException)

@@ -204,7 +204,7 @@ def test_a_pickle_is_a_model_where_azures_framework_says_so(ws: Workspace) -> No
 def test_file_that_no_runtime_serves_is_registered_for_a_script(
     ws: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script may load with operators of its own what a server would refuse, which is said."""
+    """A script may load, with operators of its own, a file that a server would refuse; a note says so."""
     model = Model.register(ws, write("net.onnx"), "net")
     assert model.registered.framework == "files"
     printed = capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_file_that_no_runtime_serves_is_registered_for_a_script(
 
 
 def test_one_broken_model_does_not_hide_the_others(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """A list of all leaves it out and says so; whoever names it is told what is wrong."""
+    """A list of all leaves it out with a line; the error of its own name has the reason."""
     for name in ("broken", "good"):
         Model.register(ws, write("m.pkl"), name)
     (Repository(ws.local.models_dir).get("broken").folder / "manifest.json").write_text("{")

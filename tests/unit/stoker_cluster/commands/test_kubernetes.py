@@ -34,7 +34,7 @@ def test_a_plan_that_cannot_be_prints_nothing(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("action", ["render", "kserve", "job", "dockerfile"])
 def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each action says what it does and what can be set."""
+    """The help of each action lists its options."""
     with pytest.raises(SystemExit):
         cli.main(["kubernetes", action, "--help"])
     printed = capsys.readouterr().out

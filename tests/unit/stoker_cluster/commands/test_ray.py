@@ -1,4 +1,4 @@
-"""`stoker ray`: what is refused before a cluster is asked for."""
+"""`stoker ray`: arguments refused before a cluster is contacted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.errors import InvalidSettings
 from stoker_cluster.commands import ray
 
 
-def test_tls_is_refused_where_nobody_would_speak_it(tmp_path: Path) -> None:
+def test_tls_is_refused_without_a_use(tmp_path: Path) -> None:
     """The actors ask their servers by plain HTTP, and would wait for ever for one that takes none."""
     parser = argparse.ArgumentParser()
     ray.add_arguments(parser)

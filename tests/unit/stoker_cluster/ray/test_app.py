@@ -1,4 +1,4 @@
-"""The ASGI application: what goes on to its server, and what comes back."""
+"""The ASGI application: requests that go on to its server, and their answers."""
 
 from __future__ import annotations
 

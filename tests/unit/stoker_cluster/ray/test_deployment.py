@@ -124,7 +124,7 @@ def test_scale_makes_the_missing_and_drains_the_last(ray: PuppetRay) -> None:
         deployment.status(ray, "digits")
 
 
-def test_status_waits_for_nobody(ray: PuppetRay) -> None:
+def test_status_does_not_wait_for_replicas(ray: PuppetRay) -> None:
     """A silent server starts or waits for a node; a gone one is lost."""
     deployment.up(ray, SPEC, 3)
     ray.waiting, ray.failing = {1}, {2: "gone"}
@@ -141,7 +141,7 @@ def test_a_server_that_does_not_start_takes_the_others_along(ray: PuppetRay) -> 
 
 
 def test_replica_without_a_node_is_reported(ray: PuppetRay) -> None:
-    """The error says what the replica waits for, and the replica keeps waiting."""
+    """The error has the resources that the replica waits for, and the replica keeps waiting."""
     ray.waiting = {1}
     with pytest.raises(
         OperatorError, match="1 of 2 replicas of digits are ready, the others wait for a node with 1"

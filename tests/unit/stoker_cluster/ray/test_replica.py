@@ -1,4 +1,4 @@
-"""The actor of a replica: what it starts, what it says of itself, and when it ends."""
+"""The actor of a replica: its server, its state, its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PuppetServer:
         return "line 1"
 
 
-class Ended(BaseException):
+class ProcessEnd(BaseException):
     """The process would be gone."""
 
 
@@ -104,12 +104,12 @@ def test_recreated_actor_tries_until_it_starts(
         Replica(SPEC, 0)
 
     def end() -> None:
-        raise Ended
+        raise ProcessEnd
 
     pauses: list[float] = []
     monkeypatch.setattr(replica, "_end", end)
     monkeypatch.setattr(replica.time, "sleep", pauses.append)
     restarted.was_current_actor_reconstructed = True
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnd):
         Replica(SPEC, 0)
     assert pauses == [5.0]

@@ -1,4 +1,4 @@
-"""The process of a server that belongs to another one: what is waited for, and how it ends."""
+"""The process of a server that belongs to another one: readiness and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker_cluster.ray.server_process import ServerProcess
 
 
 class PuppetProcess:
-    """A process that ends when it is told to, or, if it is deaf, when it is killed."""
+    """A process that ends on request, or, if it is deaf, when it is killed."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self.command, self.options = command, options
@@ -95,7 +95,7 @@ def test_error_of_an_unready_server_says_why(server: ServerProcess, monkeypatch:
 
 
 def test_it_drains_and_one_that_is_deaf_is_killed(server: ServerProcess) -> None:
-    """The exit code is told."""
+    """Draining returns the exit code."""
     puppet_of(server).deaf = True
     assert server.drain() == -9
     puppet_of(server).returncode, puppet_of(server).deaf = None, False

@@ -1,4 +1,4 @@
-"""`stoker runs`, `experiments`, `targets`, and a dry submission: what they print, without a process."""
+"""`stoker runs`, `experiments`, `targets`, and a dry submission: their output, without a process."""
 
 import json
 import threading
@@ -85,7 +85,7 @@ def test_a_run_on_a_cluster_has_the_clusters_name(
 
 
 def test_an_empty_list_says_why_it_is_empty(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """No runs at all, none of those that were asked for, and none with the metric that is a column."""
+    """There are no runs at all, none that match, or none with the metric of a column."""
     assert main(["runs", "list"]) == 0
     assert (
         capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_a_resumed_run_is_followed_from_its_new_attempt(
 
 
 def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code, message, hint and traceback, and what it has measured."""
+    """It has code, message, hint and traceback, and the run's metrics."""
     make(workspace, 1, Status.FAILED)
     assert main(["runs", "show", "@latest"]) == 0
     shown = capsys.readouterr().out
@@ -360,7 +360,7 @@ def test_targets_are_listed_with_their_cores_and_gpus(
 def test_a_bad_file_of_a_target_is_refused(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    """The message names the file and what it may have."""
+    """The message names the file and its allowed content."""
     workspace.targets_dir.mkdir()
     (workspace.targets_dir / "local.yaml").write_text(text)
     assert main(["targets", "list"]) == 2
@@ -390,7 +390,7 @@ def test_runs_that_go_on_are_cancelled_and_not_deleted(
 def test_ctrl_c_leaves_a_run_to_itself(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit status 130, and how to follow it again; meanwhile a line says what it waits for."""
+    """Exit status 130, and how to follow it again; before that, a line has the reason of the wait."""
     folder = make(workspace, 1, Status.QUEUED)
 
     sleep = time.sleep

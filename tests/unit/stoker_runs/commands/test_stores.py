@@ -26,7 +26,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 def test_files_go_to_a_store_and_come_back(
     tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """A folder, or one file; what is there stays, unless it is to be replaced."""
+    """A folder or one file; present files stay unless they are to be replaced."""
     (tmp_path / "there").mkdir()
     where = tmp_path / "there"
     assert main(["stores", "add", "disk", str(where) if kind == "folder" else where.as_uri()]) == 0
@@ -74,7 +74,7 @@ def test_options_are_kept_for_their_owner(
 
 
 def test_data_sets_have_versions(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same places are the same version; others need to be said; queries of addresses are in no output."""
+    """Equal places are the same version; others need a version; queries of addresses are in no output."""
     main(["stores", "upload", "workspaceblobstore", "data", "--to", "digits"])
     capsys.readouterr()
     register = ["datasets", "register", "digits"]

@@ -110,7 +110,7 @@ def test_an_invalid_key_of_the_runs_is_named_with_its_file(
 def test_a_sweep_is_begun_and_left(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a run of the kind that has children, with what was asked."""
+    """It is a run with children, with the requested settings."""
     begun: list[RunFolder] = []
     monkeypatch.setattr("stoker_runs.launch.runners.fork_runner", lambda folder, _: begun.append(folder))
     assert main(["tune", "sweep.yaml", "--detach"]) == 0
@@ -148,7 +148,7 @@ def test_a_sweep_shows_its_runs_with_the_best_first(
 def test_a_sweep_alone_is_compared_by_its_best_runs(
     sweep: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The best in the first column, with what it was given."""
+    """The best is in the first column, with its parameters."""
     assert main(["runs", "compare", sweep.id]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [f"{sweep.id}_{number}" for number in (1, 0, 2)]
@@ -195,7 +195,7 @@ def test_progress_of_a_sweep_fits_the_terminal() -> None:
 def test_a_terminal_shows_a_board_and_the_best(
     sweep: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere what the sweep prints is followed; either way its best runs stand at the end."""
+    """Elsewhere the output of the sweep is followed; either way its best runs stand at the end."""
     workspace = Workspace.find(None)
     assert sweep_output.follow_sweep(sweep, workspace) == 0
     plain = capsys.readouterr()

@@ -23,7 +23,7 @@ def specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Specificat
 
 
 class Builder:
-    """Builds nothing but what is as of a date."""
+    """Builds only packages as of a date."""
 
     def __init__(self, good: str = "") -> None:
         self.good = good
@@ -62,7 +62,7 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
 
 
 def test_a_date_of_the_user_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
-    """So is today where nothing knows dates, and for what is relaxed; what fits is not dated."""
+    """The same holds for today without known dates and for relaxed files; fitting packages are not dated."""
     for requested, able, count in (
         (RequestedEnvironment("exact", "", "2021-05-01", "asked.txt"), True, 1),
         (RequestedEnvironment("relaxed", file="asked.txt"), True, 1),

@@ -31,7 +31,7 @@ KILLED = {"outcome": "signalled", "exit_status": None}
     ],
 )
 def test_each_failure_has_its_code(report: dict[str, Any], code: str, words: str) -> None:
-    """A status, an exception, a signal and a lack of memory are told apart."""
+    """A status, an exception, a signal and a lack of memory have codes of their own."""
     (observation,) = observations(report, 60)
     assert isinstance(observation, Ended)
     assert observation.failure is not None

@@ -104,7 +104,7 @@ def test_pyspark_is_the_default_of_workbench(project: Path, tmp_path: Path) -> N
 
 
 def test_properties_of_spark_are_options_of_spark_submit(project: Path, tmp_path: Path) -> None:
-    """Those of the file, before what the variable says; without PySpark those of the user's own have a line."""
+    """Those of the file precede those of the variable; without PySpark, the user's own get a line."""
     file = NEW.replace("framework: python", "framework: PySpark")
     file += (
         "spark: {configuration: {spark.app.name: Azure ML Experiment, spark.executor.memory: 2g}}\n"

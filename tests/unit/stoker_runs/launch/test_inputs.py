@@ -66,7 +66,7 @@ def test_an_input_is_a_path_a_data_set_or_a_path_in_a_store(workspace: Workspace
 def test_missing_input_is_refused(
     workspace: Workspace, tmp_path: Path, name: str, where: str, error: type[Exception], words: str
 ) -> None:
-    """The error has the nearest name, or what has to be done first."""
+    """The error has the nearest name, or the step to take first."""
     with pytest.raises(error, match=words):
         find_input(name, where, workspace, tmp_path)
 

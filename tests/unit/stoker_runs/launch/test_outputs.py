@@ -48,7 +48,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def test_every_target_takes_inputs_and_outputs_of_every_mode(
     workspace: Workspace, tmp_path: Path, kind: str
 ) -> None:
-    """It writes where it sees the store, else into a folder that comes back; what is uploaded always comes back."""
+    """It writes to a visible store, else to a folder that comes back; uploads always come back."""
     target = Target("there", kind, {"max_nodes": 1})
     roots = {"default": workspace.root / "stores" / "workspaceblobstore", "disk": tmp_path / "disk"}
     for store, place in zip(("workspaceblobstore", "disk", "far"), PLACES[kind], strict=True):

@@ -50,10 +50,8 @@ def test_requested_model_is_registered_with_its_origin(workspace: Workspace, fol
     assert (model.files_dir / "model.pkl").read_bytes() == b"weights"
 
 
-def test_one_model_that_cannot_be_registered_keeps_none_of_the_others_back(
-    workspace: Workspace, folder: RunFolder
-) -> None:
-    """The first reason is said, once all have been tried."""
+def test_failed_registration_does_not_stop_the_others(workspace: Workspace, folder: RunFolder) -> None:
+    """The error has the first reason, once all have been tried."""
     ask(folder, model_path="outputs/model.pkl")
     ask(folder, model_name="missing", model_path="outputs/none.pkl")
     ask(folder, model_name="digits", model_path="outputs/model.pkl")

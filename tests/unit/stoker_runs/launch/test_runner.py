@@ -1,4 +1,4 @@
-"""The runner: it brings a run to the end that its process has, whoever is killed meanwhile."""
+"""The runner: it brings a run to its process's end, after any process was killed."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def history(folder: RunFolder) -> list[str]:
     return [line["v"] for line in read_lines(folder.events) if line["e"] == "state"]
 
 
-def ended(world: World, folder: RunFolder) -> RunState:
+def run_to_end(world: World, folder: RunFolder) -> RunState:
     state = world.runner(folder).run()
     assert folder.state() == state
     return state
@@ -37,7 +37,7 @@ def ended(world: World, folder: RunFolder) -> RunState:
 def test_a_run_passes_through_all_states(world: World) -> None:
     """Each is noted, the files are collected, and nothing is left on the machine."""
     folder = world.submit()
-    assert ended(world, folder).status is Status.COMPLETED
+    assert run_to_end(world, folder).status is Status.COMPLETED
     way = "NotStarted Preparing Provisioning Starting Running Finalizing Completed"
     assert history(folder) == way.split()
     script = world.machine.scripts[1]
@@ -45,11 +45,11 @@ def test_a_run_passes_through_all_states(world: World) -> None:
 
 
 def test_a_failing_script_fails_its_run_with_its_last_words(world: World) -> None:
-    """The error has the exception, the details its traceback; what it wrote is collected all the same."""
+    """The error has the exception, the details its traceback; outputs are collected all the same."""
     world.machine.exit = exited(
         1, traceback='Traceback (most recent call last):\n  File "x"\nValueError: no\n'
     )
-    state = ended(world, world.submit())
+    state = run_to_end(world, world.submit())
     assert state.status is Status.FAILED
     assert state.error is not None
     assert (state.error.code, state.error.message) == (FailureCode.SCRIPT_FAILED, "ValueError: no")
@@ -62,7 +62,7 @@ def test_notes_of_the_preparation_reach_followers_before_the_log(world: World) -
     world.machine.says = ("another Python is used: 50 % newer", "no GPU is used")
     world.machine.exit = exited(1)
     folder = world.submit()
-    assert ended(world, folder).status is Status.FAILED
+    assert run_to_end(world, folder).status is Status.FAILED
     folder.attempt(1).mkdir(exist_ok=True)
     log_file(folder, 1, 0).write_bytes(b"printed")
     lines: list[str] = []
@@ -81,7 +81,7 @@ def test_failed_preparation_ends_the_run_before_its_start(world: World) -> None:
     world.machine.refuses = RunFailure(
         FailureCode.ENVIRONMENT_UNUSABLE, "no release of numpy 0.1", "raise it"
     )
-    state = ended(world, world.submit())
+    state = run_to_end(world, world.submit())
     assert (state.status, state.error) == (Status.FAILED, world.machine.refuses)
     assert world.machine.scripts == {}
 
@@ -117,7 +117,7 @@ def test_a_cancel_before_the_start_starts_nothing(world: World, steps: int) -> N
 def test_a_script_that_was_too_long_has_timed_out(world: World) -> None:
     """The agent ends it, and the run says how long it was allowed."""
     world.machine.exit = exited(outcome="timed_out", signal="SIGTERM")
-    state = ended(world, world.submit(Definition("train.py", max_duration_s=60)))
+    state = run_to_end(world, world.submit(Definition("train.py", max_duration_s=60)))
     assert state.error is not None
     assert (state.error.code, "60 s" in state.error.message) == (FailureCode.TIMED_OUT, True)
 
@@ -230,15 +230,15 @@ def test_a_resumed_run_has_a_further_attempt(world: World) -> None:
     """The same id, the next number, and the end of that one."""
     world.machine.exit = exited(3)
     folder = world.submit()
-    assert ended(world, folder).status is Status.FAILED
+    assert run_to_end(world, folder).status is Status.FAILED
     world.machine.exit = exited(0)
     folder.write_state(resumed(folder.state(), world.clock.now_ms()))
-    state = ended(world, folder)
+    state = run_to_end(world, folder)
     assert (state.status, state.attempt, sorted(world.machine.scripts)) == (Status.COMPLETED, 2, [1, 2])
 
 
 def test_a_waiting_run_names_the_holder_of_its_gpu(world: World) -> None:
-    """Queued names what it waits for and who holds it; when that one ends it has its GPU."""
+    """The state Queued names the GPU's holder; when that one ends, the run has its GPU."""
     slots = Slots(world.root / "slots", world.store, Capacity(4, ("0",)))
     one, two = (world.submit(Definition("train.py", gpus=1)) for _ in range(2))
     first, second = world.runner(one, slots), world.runner(two, slots)
@@ -288,7 +288,7 @@ def test_a_runner_may_be_killed_anywhere(seed: int, case: str) -> None:
 
 
 def test_the_runners_own_failure_ends_the_run(world: World) -> None:
-    """It is said to be that, and not the script's."""
+    """The error is the runner's, not the script's."""
     folder = world.submit()
     world.runner(folder).fail(RunFailure(FailureCode.INTERNAL, "KeyError('x')"))
     state = folder.state()

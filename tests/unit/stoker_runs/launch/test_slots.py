@@ -1,4 +1,4 @@
-"""Slots: who gets which cores and GPUs, who waits, and what can never be had."""
+"""Slots: cores and GPUs of runs, queues, and impossible requests."""
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ FOUR = Capacity(4, ("0", "1"))
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=12))
 def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
-    """However many ask, what is held is within what there is, and no GPU has two holders."""
+    """For any requests, holders have no more than there is, and no GPU has two holders."""
     holders: list[Allocation] = []
     for number, (cores, gpus) in enumerate(asks):
         chosen = choose(ResourceRequest(cores, gpus), holders, [], FOUR)
@@ -93,7 +93,7 @@ def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
 
 
 def test_nodes_on_one_machine_share_cores_and_no_gpus() -> None:
-    """GPUs are asked for by each node with a worker, and more than there are is never served; cores are shared."""
+    """Each node requests GPUs for its worker, and more than there are never begin; cores are shared."""
     several = Definition("a.py", nodes=3, gpus=1, cores=2, parameter_servers=1)
     assert ResourceRequest.of(several, FOUR) == ResourceRequest(4, 2)
     with pytest.raises(SubmissionRefused, match="3 GPUs asked for, and this target has 2"):

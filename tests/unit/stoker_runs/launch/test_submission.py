@@ -1,4 +1,4 @@
-"""Submission: what is refused before anything is written, and what a run is given."""
+"""Submission: refusals before anything is written, and the settings of a run."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_each_process_has_a_gpu_or_none_has(
     gpus: int,
     notes: list[str],
 ) -> None:
-    """Unless a number is asked for; lines of the run say what follows from its target."""
+    """This is the default number; lines of the run name the consequences of its target."""
     folder, _ = submit(request_of(**changes), workspace, spawn=lambda *_: None)
     assert folder.record().definition.gpus == gpus
     assert [line for _, line in folder.notes()] == notes
@@ -126,7 +126,7 @@ def test_impossible_request_is_refused_and_creates_no_run(
 def test_a_registered_environment_is_taken_by_its_name(
     workspace: Workspace, request_of: Callable[..., Request]
 ) -> None:
-    """Its packages are what the run asks for, its variables the script's; other names are refused with these."""
+    """The run requests its packages, the script has its variables; the error of another name lists these."""
     folder = workspace.azure_dir / "environments"
     folder.mkdir(parents=True)
     conda = {"dependencies": ["python=3.11", {"pip": ["six==1.16.0"]}]}
@@ -250,7 +250,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("start", [spawn_runner, fork_runner])
-def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
+def test_fetched_data_is_locked_until_its_runner_ends(
     start: Callable[[RunFolder, Workspace], None],
     workspace: Workspace,
     request_of: Callable[..., Request],

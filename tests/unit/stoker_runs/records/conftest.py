@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> RunStore:
 
 @pytest.fixture
 def make_run(store: RunStore) -> MakeRun:
-    """Makes a run that has ended, of what is said of it."""
+    """Makes a run that has ended, with these records."""
 
     def make(
         number: int = 1,

@@ -42,7 +42,7 @@ def index(store: RunStore) -> RunIndex:
     return RunIndex(store)
 
 
-def test_children_are_listed_with_their_metrics_while_the_run_goes_on_and_afterwards(
+def test_children_are_listed_with_their_metrics_during_and_after_the_run(
     parent: RunFolder, index: RunIndex, store: RunStore
 ) -> None:
     """Each child is a run of the list, with its parent, its metrics, tags and state, and so are its own children."""
@@ -134,7 +134,7 @@ def test_a_child_of_a_lost_attempt_has_failed(parent: RunFolder) -> None:
 def test_a_folder_that_is_no_child_disturbs_nothing(
     parent: RunFolder, index: RunIndex, tmp_path: Path, content: str
 ) -> None:
-    """A script may leave anything there: what cannot be read is left out, and no link is followed."""
+    """A script may leave any files there: unreadable ones are left out, and no link is followed."""
     script_of(parent).child_run()
     place = parent.attempt(1) / "children" / "odd"
     if content == "link":

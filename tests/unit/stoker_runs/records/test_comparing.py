@@ -1,4 +1,4 @@
-"""Comparing runs, and drawing what they have measured."""
+"""Comparing runs, and drawing their metrics."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from stoker_runs.records.states import Status
 
 
 def test_differences_are_named_by_kind(make_run: MakeRun, tmp_path: Path) -> None:
-    """Results, metrics, parameters, packages, code: what is equal is not among them."""
+    """The kinds are results, metrics, parameters, packages and code; equal values are left out."""
     snapshots = SnapshotStore(tmp_path / "snapshots")
     digests = []
     for text in ("a", "bb"):
@@ -48,7 +48,7 @@ def test_changed_variables_are_compared_without_showing_their_values(
 
 
 def test_a_point_is_at_its_step_or_place() -> None:
-    """Steps are those that the script gave; what is not finite has a place and no point."""
+    """The script gives the steps; a value that is not finite has a place and no point."""
     lines = [
         {"k": "loss", "v": 1, "s": 10},
         {"k": "loss", "v": "NaN", "s": 20},
@@ -75,5 +75,5 @@ def test_a_long_curve_keeps_its_extremes() -> None:
 
 
 def test_a_folder_outside_of_git_has_no_commit(tmp_path: Path) -> None:
-    """Where git knows nothing, no property is said."""
+    """Its run has no properties of git."""
     assert git_properties(tmp_path) == {}

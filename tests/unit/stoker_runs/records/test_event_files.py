@@ -39,7 +39,7 @@ def test_an_event_is_as_tensorflow_writes_it() -> None:
 
 
 def test_a_log_folder_has_metrics_and_event_files_of_scripts(make_run: MakeRun, tmp_path: Path) -> None:
-    """A folder for each run; what was in it before is gone."""
+    """Each run has a folder; its earlier content is removed."""
     one = make_run(1, metrics=[{"k": "loss", "v": 0.5, "s": 3}, {"k": "loss", "v": "NaN", "s": 4}])
     (one.logs / "events.out.tfevents.1").write_bytes(b"")
     place = tmp_path / "board"

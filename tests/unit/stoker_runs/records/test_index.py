@@ -1,4 +1,4 @@
-"""The index: what it lists is what the folders say, whatever became of it."""
+"""The index: it lists the folders' content, after any damage to the index."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def index(store: RunStore) -> RunIndex:
 
 
 def test_runs_are_listed_newest_first_with_their_last_numbers(index: RunIndex, make_run: MakeRun) -> None:
-    """Each with the newest, least and greatest value of the metrics that were asked for."""
+    """Each has the newest, least and greatest value of the requested metrics."""
     make_run(
         1, metrics=[*metric_statistics(loss=3.0), *metric_statistics(loss="NaN"), *metric_statistics(loss=1)]
     )
@@ -58,7 +58,7 @@ def test_only_changed_runs_are_read_again(
 def test_metrics_are_read_only_for_lists_that_show_them(
     index: RunIndex, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for a plain list; of those that are listed, once of what has ended, and each time of what goes on."""
+    """A plain list reads none; lists with metrics read ended runs once, and running ones each time."""
     ended = make_run(1, metrics=metric_statistics(loss=1))
     running = make_run(2, metrics=metric_statistics(loss=2), status=Status.RUNNING)
     read: list[str] = []
@@ -115,7 +115,7 @@ def test_deleted_run_is_not_listed(index: RunIndex, store: RunStore, make_run: M
 def test_a_lost_or_damaged_index_is_made_anew(
     index: RunIndex, store: RunStore, make_run: MakeRun, content: bytes | None
 ) -> None:
-    """It is a cache: what is listed is the same without it."""
+    """It is a cache: without it the list is the same."""
     make_run(1, metrics=metric_statistics(accuracy=0.9))
     before = index.runs(metrics=["accuracy"])
     path = store.runs_dir / ".index.sqlite"
@@ -136,7 +136,7 @@ def test_a_damaged_run_does_not_hide_the_others(index: RunIndex, make_run: MakeR
 
 
 def test_conditions_choose_and_keys_sort(index: RunIndex, make_run: MakeRun) -> None:
-    """By metrics, facts and labels; a run that lacks what is compared is not chosen, and sorted last."""
+    """They use metrics, facts and labels; a run without a compared value is not chosen, and sorted last."""
     for number, accuracy in enumerate([0.9, 0.7, None, 0.95], 1):
         run = make_run(number, metrics=metric_statistics(accuracy=accuracy) if accuracy else [])
         run.change_tags({"lr": str(number)}, 5000)

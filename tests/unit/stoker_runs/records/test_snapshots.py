@@ -1,4 +1,4 @@
-"""Snapshots: which files belong, kept once by content, and what is too large."""
+"""Snapshots: the choice of files, stored once by content, and the size limit."""
 
 import os
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_oversized_source_is_refused_with_its_largest_files(source: Path, store:
     assert not store.folder.exists()
 
 
-def test_a_snapshot_has_files_behind_links_but_no_linked_folders_or_pipes(
+def test_snapshot_has_linked_files_but_no_linked_folders_or_pipes(
     source: Path, store: SnapshotStore, tmp_path: Path
 ) -> None:
     """A link to a file is its content; one to a folder, and a pipe, are passed over and named."""

@@ -101,7 +101,7 @@ def test_a_run_goes_forward_until_it_ends_and_then_stays(
 @few
 @given(st.lists(OBSERVATIONS, max_size=30), st.integers(1, 3))
 def test_how_a_run_ends_follows_from_its_process(observations: list[Observation], attempts: int) -> None:
-    """Failed has an error and nothing else has; Completed needs an exit without a failure; Canceled was asked for."""
+    """Failed alone has an error; Completed needs an exit without a failure, Canceled a request."""
     state = after(*observations, attempts=attempts)
     if state.status is Status.FAILED:
         assert state.error is not None
@@ -164,13 +164,13 @@ def test_a_cancel_before_the_start_needs_no_process(before: tuple[Observation, .
 
 
 def test_a_cancelled_script_that_ends_well_is_cancelled_all_the_same() -> None:
-    """Its user wanted it to end, whatever its status."""
+    """Its user requested the end, so its status does not count."""
     state = after(*STARTED, CancelRequested(), Ended(0), Collected())
     assert (state.status, state.exit_status) == (Status.CANCELED, 0)
 
 
 def test_too_long_is_a_failure_that_says_so() -> None:
-    """The end by time is Failed with TimedOut, though the script was told to end like one that is cancelled."""
+    """It is Failed with TimedOut, though the script was stopped like a cancelled one."""
     state = after(*STARTED, TimeLimitExceeded(60), Ended(-15), CancelRequested(), Collected())
     assert state.status is Status.FAILED
     assert state.error is not None

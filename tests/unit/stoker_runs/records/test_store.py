@@ -79,7 +79,7 @@ def test_labels_are_those_of_the_last_word(make_run: MakeRun) -> None:
 
 
 def test_one_process_at_a_time_is_the_runner(make_run: MakeRun) -> None:
-    """The lock of a run is held until it is closed; whoever asks meanwhile is told so."""
+    """The lock of a run is held until it is closed; a second process gets an error meanwhile."""
     folder = make_run()
     lock = folder.acquire_lock()
     assert lock is not None
@@ -103,7 +103,7 @@ def test_the_first_cancel_counts(make_run: MakeRun) -> None:
 
 
 def test_a_damaged_run_is_named(make_run: MakeRun) -> None:
-    """A torn state is said with its folder; a deleted run too."""
+    """The error of a torn state or a deleted run has its folder."""
     folder = make_run()
     (folder.path / "state.json").write_bytes(b'{"status"')
     with pytest.raises(UnknownRun, match=r"state\.json"):

@@ -66,7 +66,7 @@ STRUCTURES = [
 
 
 def test_lists_rows_and_tables_are_numbers_too(tmp_path: Path) -> None:
-    """Each column of a row or table counts by its own name; what is no number is among the values alone."""
+    """Each column of a row or table counts by its own name; texts are among the values alone."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(STRUCTURES) + "\n")
     numbers = {

@@ -1,4 +1,4 @@
-"""Attaching and detaching compute targets: files, secrets, and what is refused."""
+"""Attaching and detaching compute targets: files, secrets, refusals."""
 
 import json
 from collections.abc import Mapping
@@ -160,7 +160,7 @@ def test_options_become_the_file(workspace: Workspace, tmp_path: Path) -> None:
 def test_each_type_is_created_once(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], content: Mapping[str, Any]
 ) -> None:
-    """Its file says what the options say; there is a word on what to do next, and a second one is refused."""
+    """Its file has the options; a line names the next step, and a second target of the name is refused."""
     name = words[1] if words[0] != "local" else "local"
     file = workspace.targets_dir / f"{name}.yaml"
     assert main(["targets", "create", *words, "--no-check"]) == 0
@@ -203,7 +203,7 @@ def test_created_target_is_checked(workspace: Workspace) -> None:
 
 
 def test_this_machine_stands_for_a_cluster(workspace: Workspace, tmp_path: Path) -> None:
-    """Its runs share what the others of this machine share, and have no more nodes than it has."""
+    """Its runs share the slots of the machine's other runs, and have no more nodes than it has."""
     create(workspace, "local", {"cores": 3, "gpus": ["7"]}, {}, None)
     create(workspace, "c", {"type": "amlcompute", "max_nodes": 2}, {}, None)
     cluster = find_target(workspace.targets_dir, "c")

@@ -1,4 +1,4 @@
-"""The engine of containers against a `docker` that is a shell script: what it is asked, and what answers become."""
+"""The engine of containers against a `docker` that is a shell script: its commands and their answers."""
 
 import json
 import os
@@ -217,7 +217,7 @@ def test_gpus_are_looked_for_before_the_script_is_started(
 def test_a_framework_that_will_use_no_gpu_is_reported_before_the_start(
     docker: Docker, workspace: Workspace, job: Jobs
 ) -> None:
-    """By the packages of the image and its libraries; nothing is said where those have cuDNN."""
+    """The image's packages and libraries show it; frameworks with cuDNN give no line."""
     look = '[[3, 11, 2], "/usr/bin/python3", ["GPU 0"], {"tensorflow": "2.21.0"}]'
     for libraries, words in (
         ("libc.so.6", "neither its packages nor the machine have"),
@@ -261,7 +261,7 @@ def test_an_unavailable_image_is_replaced_by_that_of_the_target(
 def test_a_container_without_a_word_of_its_agent(
     docker: Docker, workspace: Workspace, job: Jobs, state: str, agent: bool, presence: Presence
 ) -> None:
-    """It is asked for only then, and what it says is never taken for success."""
+    """The engine asks for its state only then, and never takes that for success."""
     one = job()
     engine(workspace).prepare(one, lambda _: None)
     docker.answers(container=state, logs="echo 'stoker_run: no start.json' >&2")

@@ -84,7 +84,7 @@ def test_data_has_to_be_where_pods_see_it(workspace: Workspace, tmp_path: Path) 
 
 
 def test_a_run_may_name_an_image(workspace: Workspace) -> None:
-    """Sizes are those of Kubernetes; a pod asks for what the run does."""
+    """Sizes are in Kubernetes' units; a pod requests the run's."""
     definition = Definition("a.py", cores=2, gpus=1, container={"image": "mine:2"})
     target = make_target(workspace, CONTENT + "memory: 16g\n")
     pod = job_object("r", "ns", target, ["python3"], workspace.root, definition)["spec"]["template"]["spec"]

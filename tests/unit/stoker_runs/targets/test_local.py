@@ -5,7 +5,7 @@ from shutil import rmtree
 
 import pytest
 
-from stoker.models.remote_files import mirrors_dir
+from stoker.models.mirrors import mirrors_dir
 from stoker.settings.workspace import Workspace
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.record import Definition, RunRecord

@@ -71,7 +71,7 @@ def test_the_address_is_that_of_the_dashboard(address: str) -> None:
 
 
 def test_more_than_a_node_has_is_refused(tmp_path: Path) -> None:
-    """Both numbers are named; GPUs are asked for only where nodes have some."""
+    """The error has both numbers; GPUs are requested only from nodes that have some."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.py").write_text("")

@@ -1,4 +1,4 @@
-"""Clusters whose nodes see the workspace: how long the lease of a silent node lasts, and what it can still write."""
+"""Clusters whose nodes see the workspace: the lease of a silent node, and its late writes."""
 
 import json
 import os

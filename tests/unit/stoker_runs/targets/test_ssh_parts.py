@@ -103,7 +103,7 @@ def test_the_advice_about_a_host_key_can_be_run(
         ("ImageNotFound", {"image": "lab/train:1"}, False),
     ],
 )
-def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
+def test_run_of_azure_needs_no_container_on_a_machine_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, container: dict[str, Any], does_without: bool
 ) -> None:
     """With a line, for lack of a program or of an image; one that names its image natively is refused."""
@@ -161,7 +161,7 @@ def test_listings_that_no_folder_has_are_not_taken(entries: list[list[Any]]) -> 
 
 
 class CutPorter:
-    """A porter of a machine that has ended an attempt, with these outputs; it may be cut while it sends.
+    """A porter of a machine that has ended an attempt, with these outputs; its connection may be cut as it sends.
 
     Args:
         outputs: What it lists.
@@ -242,7 +242,7 @@ def test_names_of_very_many_parts_are_looked_at_once() -> None:
 
 
 def test_links_and_odd_names_are_taken() -> None:
-    """A link is only kept, whatever it leads to."""
+    """A link is only kept, and never followed."""
     entries = [["l", "link", "/etc"], ["d", "deep"], ["f", "deep/new\nline", 1, False]]
     assert checked_entries(entries) == entries
 

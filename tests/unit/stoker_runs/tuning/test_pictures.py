@@ -46,7 +46,7 @@ def test_the_best_so_far_follows_the_goal() -> None:
 
 
 def test_the_parameter_that_matters_has_the_largest_share() -> None:
-    """Of two, the one that the metric follows; of too few runs nothing is said."""
+    """Of two parameters, the metric follows one; too few runs give no shares."""
     terms = define_sweep(
         sampler("random", {"--a": expression("uniform", 0, 1), "--b": expression("uniform", 0, 1)}, 1),
         "acc",

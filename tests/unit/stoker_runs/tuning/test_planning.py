@@ -20,20 +20,20 @@ def terms_of(runs: int, at_once: int, policy: Policy | None = None) -> SweepDefi
 
 
 def test_children_begin_in_their_order_as_there_is_room() -> None:
-    """At most so many at once; what has ended makes room, and no child begins twice."""
+    """The number of running children is bounded; an ended one makes room, and no child begins twice."""
     assert list(next_step(terms_of(4, 2), {}).starts) == [0, 1]
     children = {0: Child(RUNNING), 1: Child(DONE)}
     assert list(next_step(terms_of(4, 2), children).starts) == [2]
     assert list(next_step(terms_of(4, 2), {**children, 2: Child(Status.QUEUED)}).starts) == []
 
 
-def test_a_missing_child_begins_wherever_it_is_missing() -> None:
+def test_missing_child_begins_at_any_place() -> None:
     """A sweep that was killed between two starts, or whose user has deleted a run, fills the gap."""
     assert list(next_step(terms_of(4, 4), {0: Child(DONE), 3: Child(RUNNING)}).starts) == [1, 2]
 
 
 def test_a_poor_child_is_ended_and_looked_at_once() -> None:
-    """Its reason names the policy; who was looked at at an interval is not looked at again."""
+    """Its reason names the policy; each child is judged once at an interval."""
     poor = Child(RUNNING, Curve([0.1]))
     children = {0: Child(DONE, Curve([0.9], is_over=True)), 1: poor}
     step = next_step(terms_of(2, 2, Bandit(slack_factor=0.5)), children)
@@ -44,7 +44,7 @@ def test_a_poor_child_is_ended_and_looked_at_once() -> None:
 
 
 def test_earlier_sweeps_are_compared_with() -> None:
-    """A warm start ends what is worse than what is known already."""
+    """A warm start ends children that are worse than known runs."""
     step = next_step(
         terms_of(1, 1, Bandit(slack_factor=0.5)), {0: Child(RUNNING, Curve([0.1]))}, [Curve([0.9])]
     )
@@ -52,7 +52,7 @@ def test_earlier_sweeps_are_compared_with() -> None:
 
 
 def test_an_ending_sweep_begins_nothing() -> None:
-    """Each child is told once, and it is over when the last one has ended."""
+    """Each child is stopped once, and the sweep is over when the last one has ended."""
     children = {0: Child(RUNNING), 1: Child(RUNNING, is_cancel_requested=True), 2: Child(DONE)}
     step = next_step(terms_of(9, 9), children, ending="by its user")
     assert (list(step.starts), dict(step.ends), step.is_over) == ([], {0: "by its user"}, False)
@@ -114,6 +114,6 @@ def test_a_sweep_fails_where_all_have_failed() -> None:
 
 
 def test_a_sweep_that_took_too_long_says_how_far_it_came() -> None:
-    """Completed, with what it has."""
+    """It is Completed, with the results so far."""
     found = ending_of(terms_of(8, 2), {0: Child(DONE, CURVE)}, "took longer than 60 s")
     assert found.reason == "took longer than 60 s; 1 of 8 runs had begun"

@@ -1,4 +1,4 @@
-"""Bayesian sampling: what it proposes, what it is told, and that a killed sweep goes on with the same values."""
+"""Bayesian sampling: proposals, results, and the same values after a killed sweep."""
 
 from pathlib import Path
 
@@ -161,10 +161,10 @@ def test_a_child_that_is_deleted_during_a_look_is_left_out(
     world.ended(world.sweep(folder))
     record = RunFolder.record
 
-    def gone(child: RunFolder) -> RunRecord:
+    def read_record(child: RunFolder) -> RunRecord:
         if child.id.endswith("_1"):
             raise UnknownRun("it is not there")
         return record(child)
 
-    monkeypatch.setattr(RunFolder, "record", gone)
+    monkeypatch.setattr(RunFolder, "record", read_record)
     assert [one.number for one in trials_of(folder, world.store)] == [0]

@@ -1,4 +1,4 @@
-"""Spaces: what each expression may draw, as Azure defines it, and what is refused."""
+"""Spaces: the values that each expression may draw, as Azure defines it, and refusals."""
 
 import math
 from random import Random
@@ -66,7 +66,7 @@ def test_normal_and_lognormal_have_their_middle() -> None:
 
 
 def test_choice_and_randint_draw_all_that_there_is() -> None:
-    """A list or a range is what is in it; randint leaves its bound out."""
+    """A choice has the entries of its list or range; randint leaves its bound out."""
     assert expression("choice", [1, 2]) == expression("choice", 1, 2)
     assert expression("choice", range(3)).arguments == (0, 1, 2)
     assert set(many(expression("choice", 1, 5))) == {1.0, 5.0}

@@ -1,4 +1,4 @@
-"""The runner of a sweep: it goes on from what the folders say, whoever is killed meanwhile."""
+"""The runner of a sweep: it goes on from the folders, after any process was killed."""
 
 import json
 import random
@@ -118,7 +118,7 @@ def test_children_are_runs_with_parameters_of_their_own(world: World) -> None:
 
 
 def test_a_poor_child_is_canceled_with_the_policy_as_reason(world: World) -> None:
-    """The others go on; the best comes first in the list, and who has no value last."""
+    """The others go on; the best comes first in the list, and children without a value last."""
     world.logs = {0: [0.5, 0.9], 1: [0.1, 0.2], 2: [], 3: [0.6]}
     folder = world.submit(terms_of(4, 2, Bandit(slack_factor=0.5)))
     assert world.ended(world.sweep(folder)).status is Status.COMPLETED
@@ -138,7 +138,7 @@ def test_a_poor_child_is_canceled_with_the_policy_as_reason(world: World) -> Non
 
 
 def test_a_sweep_without_its_metric_names_the_logged_ones(world: World) -> None:
-    """Completed, and its reason names the metric, and what was logged."""
+    """It is Completed, and its reason names the metric and the logged ones."""
     world.logs = {0: [], 1: []}
     folder = world.submit(terms_of(2, 2))
     sweep = world.sweep(folder)
@@ -175,7 +175,7 @@ def test_a_cancel_before_the_start_begins_nothing(world: World) -> None:
     assert world.begun == []
 
 
-def test_a_sweep_that_takes_too_long_is_completed_with_its_children_so_far(world: World) -> None:
+def test_sweep_that_takes_too_long_completes_with_its_children_so_far(world: World) -> None:
     """Its children are ended, and it says how far it came."""
     world.logs = {0: [0.1] * 50, 1: [0.1] * 50}
     folder = world.submit(terms_of(5, 2, max_duration_s=60))

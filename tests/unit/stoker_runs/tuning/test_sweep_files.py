@@ -1,4 +1,4 @@
-"""Sweeps as files: Stoker's own and Azure's, and what is said of one that cannot be read."""
+"""Sweeps as files: Stoker's own and Azure's, and errors in them."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def read(folder: Path, text: str) -> SweepDefinition:
 
 
 def test_a_file_of_ours_says_the_sweep_and_each_run(tmp_path: Path) -> None:
-    """Lists are choices, bounds of logarithms are the values themselves, 1e-4 is a number whatever YAML says."""
+    """Lists are choices, bounds of logarithms are the values themselves, and 1e-4 is a number, unlike in YAML."""
     text = """
 script: train.py
 arguments: [--epochs, 6]

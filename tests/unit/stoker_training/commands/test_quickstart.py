@@ -1,4 +1,4 @@
-"""`stoker quickstart`: what it registers, without the training and the server."""
+"""`stoker quickstart`: its registered models, without the training and the server."""
 
 import argparse
 import socket
@@ -13,7 +13,7 @@ from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
-from stoker.supervisor.handover import Predecessor
+from stoker.supervisor.predecessor import Predecessor
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status

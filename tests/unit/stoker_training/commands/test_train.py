@@ -89,7 +89,7 @@ def test_invalid_training_is_refused_before_writing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_is_offered(network):
-    """The command offers what the module can train."""
+    """The command offers all networks of the module."""
     assert parse("mnist", "--network", network).network == network
 
 

@@ -1,4 +1,4 @@
-"""What the tests of a supervisor among puppets share."""
+"""Fixtures for tests of a supervisor among puppets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stoker.deployment import Deployment
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import device_processes, frontend_processes, upkeep
-from stoker.supervisor.catalogue import StartUp
-from stoker.supervisor.children import Backoff
+from stoker.supervisor.backoff import Backoff
+from stoker.supervisor.reports import StartUp
 from stoker.supervisor.stock import FirstModels
 from stoker.supervisor.supervisor import Supervisor
 

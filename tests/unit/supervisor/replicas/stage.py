@@ -17,7 +17,7 @@ from stoker.control.frontend_messages import Attached, AttachReplica, FromFronte
 from stoker.deployment import Deployment
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import Totals
-from stoker.supervisor.catalogue import StartUp
+from stoker.supervisor.reports import StartUp
 from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import Signature, TensorSpec
 
@@ -116,7 +116,7 @@ class PuppetChild:
 
 @dataclass
 class System:
-    """What starts processes.
+    """Starts puppet processes.
 
     Attributes:
         refusals: How many of the next starts fail.

@@ -1,4 +1,4 @@
-"""Which models share a device process, and what their replicas have to agree on."""
+"""The division of models into device processes, and the agreement of their replicas."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_the_replicas_of_a_model_are_in_different_processes() -> None:
     ]
 
 
-def test_a_process_is_called_by_what_tells_it_from_others() -> None:
-    """An only model by its name, with the number of its replica where there are several; else the device."""
+def test_the_name_of_a_process_is_unique() -> None:
+    """The name of its only model, with the number of the replica where there are several; else the device."""
     models = [model("a", "cpu"), model("b", "cpu"), model("odd", "cpu", "cpu", framework="script")]
     numbered = [replace(deployed, slot=slot, number=slot) for slot, deployed in enumerate(models)]
     assert [formed.short_name for formed in group(numbered)] == [
@@ -96,7 +96,9 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
     """Another shape is an error that shows both; once no other replica is loaded, a new signature is fine."""
     digits = model("digits", "cpu", "cuda:0")
     first, second = groups = group([digits])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
 
     def add(group: Any, signature: Signature, device: str) -> int:
         return replicas.add(
@@ -119,7 +121,9 @@ def test_replicas_may_batch_differently() -> None:
     """How a script is batched is decided in each process by what it measures, and no caller sees it."""
     script = model("script", "cpu", "cpu", framework="script")
     groups = group([script])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
@@ -131,7 +135,9 @@ def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
     """There is time for more companions in one load than in another, and no caller sees it."""
     digits = model("digits", "cpu", "cpu")
     groups = group([digits])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
     for group_, companions in zip(groups, (20, 30), strict=True):
         tried = replace(ROWS, isolation=RowIsolation(True, "tested", f"{companions} companions", companions))
         replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)

@@ -211,7 +211,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
         assert {key: str(error) for key, error in start_up.broken.items()} == {
             ("digits", 1): "digits is no model"
         }
-        (route,) = [told for told in stage.frontends[0].received(Route) if told.name == "digits"]
+        (route,) = [route for route in stage.frontends[0].received(Route) if route.name == "digits"]
         (version,) = route.versions
         assert version.status == VersionStatus(0, "END", "digits is no model", "load_failed")
         assert len(stage.devices) == 1
@@ -246,8 +246,8 @@ def test_the_first_broken_model_ends_a_server_that_needs_all(play: Play) -> None
     assert ended.value.exit_code == 3
 
 
-def test_the_end_does_not_wait_for_what_is_being_loaded(play: Play) -> None:
-    """It cannot hear; a process that serves gets its time, and so does one that is listening."""
+def test_the_end_does_not_wait_for_loads(play: Play) -> None:
+    """A process that loads reads no message; one that serves or listens gets its time."""
     staged: list[Stage] = []
 
     async def scene(stage: Stage) -> None:

@@ -131,8 +131,8 @@ def test_a_model_is_loaded_beside_those_that_serve(play: Play) -> None:
     play(MODELS[:1], scene, models_per_process=2)
 
 
-def test_no_model_joins_a_process_in_which_a_load_is_slow(play: Play) -> None:
-    """Until that has ended: it would wait for it there."""
+def test_no_model_joins_a_process_during_a_slow_load(play: Play) -> None:
+    """Until the slow load ends, the model would wait for it there."""
 
     async def scene(stage: Stage) -> None:
         await stage.start()
@@ -152,7 +152,7 @@ def test_no_model_joins_a_process_in_which_a_load_is_slow(play: Play) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(play: Play) -> None:
-    """Whoever loads it is told why; the process goes on."""
+    """The load fails with the reason; the process goes on."""
 
     async def scene(stage: Stage) -> None:
         await stage.start()
@@ -191,7 +191,7 @@ def test_a_load_that_hangs_leaves_the_others_where_they_are(play: Play) -> None:
     play(MODELS[:1], scene, models_per_process=8)
 
 
-def test_a_model_whose_load_crashes_its_process_is_not_loaded_there_again(play: Play) -> None:
+def test_a_model_that_crashes_its_process_at_the_load_is_set_apart(play: Play) -> None:
     """The process comes back with its other models; the next load of the crashing one has a process of its own."""
 
     async def scene(stage: Stage) -> None:

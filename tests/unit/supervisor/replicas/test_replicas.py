@@ -1,4 +1,4 @@
-"""What the supervisor tells frontends of replicas that come, go or differ, and frontends that end or hang."""
+"""Messages to frontends about replicas that come, go or differ, and frontends that end or hang."""
 
 from __future__ import annotations
 
@@ -206,9 +206,7 @@ def test_a_frontend_that_hangs_is_ended(play: Play, caplog: pytest.LogCaptureFix
     assert caplog.text.count("a frontend has done nothing for 30 s, killing it") == 1
 
 
-def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frontend_gets_no_reply_for_its_predecessor(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take it for that to a request of its own, or would not know what to do with it."""
 
     async def scene(stage: Stage) -> None:
@@ -237,8 +235,8 @@ def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
     play([model("digits", "cpu")], scene)
 
 
-def test_a_frontend_whose_rows_are_too_small_gets_larger_ones(play: Play) -> None:
-    """For that replica alone, under the same generation; whoever is joined later begins with as large ones."""
+def test_a_frontend_with_too_small_rows_gets_larger_ones(play: Play) -> None:
+    """For that replica alone, under the same generation; later attachments begin with rows of that size."""
     packed = Signature(BODIES.inputs, BODIES.outputs, takes="tensors")
 
     async def scene(stage: Stage) -> None:

@@ -168,7 +168,7 @@ def test_a_replica_that_could_not_be_attached_is_tried_again(
 def test_a_supervisor_without_room_for_an_arena_tries_again(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it could not make is no fault of the frontend, which is told the rest."""
+    """Arenas that cannot be made are no fault of the frontend, which gets the other messages."""
     monkeypatch.setattr(fleet_module, "_ATTACH_AGAIN_S", 0.0)
 
     async def scene(stage: Stage) -> None:

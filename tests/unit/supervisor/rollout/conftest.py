@@ -1,4 +1,4 @@
-"""What the tests of loading and unloading versions share."""
+"""Fixtures for tests of loading and unloading versions."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class Hang:
 
 
 class PuppetFleet:
-    """Processes that load what they are told to, and write down what happens.
+    """Processes that load what they are ordered to, and log it.
 
     Attributes:
         log: What happened, in order.
         broken: Versions that cannot be loaded.
         hanging: The models that hang while they are loaded, by name.
-        told: What frontends were told last, by model.
+        routes: The last route that frontends got, by model.
         comparison: What comes of comparing two versions.
     """
 
@@ -47,7 +47,7 @@ class PuppetFleet:
         self.log: list[str] = []
         self.broken: set[int] = set()
         self.hanging: dict[str, Hang] = {}
-        self.told: dict[str, Route] = {}
+        self.routes: dict[str, Route] = {}
         self.comparison: Comparison | None = None
 
     async def add(self, model: Deployment) -> None:
@@ -70,21 +70,21 @@ class PuppetFleet:
         return self.comparison
 
     def publish(self, route: Route) -> None:
-        if self.told.get(route.name) == route:
+        if self.routes.get(route.name) == route:
             return
-        self.told[route.name] = route
+        self.routes[route.name] = route
         line = f"{route.name} is {route.default}"
         if line not in self.log[-1:]:
             self.log.append(line)
 
     def happened(self) -> list[str]:
-        """What happened since this was asked last."""
+        """Return the events since the last call."""
         log, self.log = self.log, []
         return log
 
     def states(self, name: str = "digits") -> dict[int, str]:
         """The states that frontends know of."""
-        return {version.version: version.status.state for version in self.told[name].versions}
+        return {version.version: version.status.state for version in self.routes[name].versions}
 
 
 def _named(model: Deployment) -> str:

@@ -20,14 +20,14 @@ def test_labels_bring_and_take_versions(play: Play) -> None:
         assert stage.fleet.happened() == []
         change_labels(base, {"canary": 5})
         await stage.watch.poll_labels()
-        assert stage.fleet.told["digits"].labels == {"canary": 5}
-        assert stage.fleet.told["digits"].default == 3, "a canary is for those who ask for it"
+        assert stage.fleet.routes["digits"].labels == {"canary": 5}
+        assert stage.fleet.routes["digits"].default == 3, "a canary is for those who ask for it"
         with pytest.raises(RequestError, match="it has the label 'canary'"):
             await stage.rollout.unload("digits", 5)
         change_labels(base, {"canary": 7, "default": 3})
         await stage.watch.poll_labels()
-        assert stage.fleet.told["digits"].labels == {"canary": 7, "default": 3}
-        assert stage.fleet.told["digits"].default == 3
+        assert stage.fleet.routes["digits"].labels == {"canary": 7, "default": 3}
+        assert stage.fleet.routes["digits"].default == 3
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "AVAILABLE"}
         change_labels(base, {}, ["canary", "default"])
         await stage.watch.poll_labels()
@@ -39,8 +39,8 @@ def test_labels_bring_and_take_versions(play: Play) -> None:
     play(scene)
 
 
-def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> None:
-    """Callers of the label never find nothing."""
+def test_a_label_stays_if_its_new_version_does_not_load(play: Play) -> None:
+    """Callers of the label always find a version."""
 
     async def scene(stage: Stage) -> None:
         base = stage.stock.base / "digits"
@@ -49,14 +49,14 @@ def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> No
         for version in (3, 7):
             change_labels(base, {"stable": version})
             await stage.watch.poll_labels()
-        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
     play(scene)
 
 
 def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
-    """Whoever asks for the label is served on; whoever asks for none finds no default."""
+    """Requests for the label are served on; requests without a label find no default."""
 
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 7] = "weights"
@@ -64,7 +64,7 @@ def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
         await stage.watch.poll_labels()
         await stage.rollout.unload("digits", 3)
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
-        assert (stage.fleet.told["digits"].default, stage.fleet.told["digits"].labels) == (
+        assert (stage.fleet.routes["digits"].default, stage.fleet.routes["digits"].labels) == (
             None,
             {"canary": 7},
         )
@@ -91,8 +91,8 @@ def test_a_label_that_cannot_move_keeps_its_version_and_nothing_else(play: Play)
         with pytest.raises(LoadFailed, match="version 9"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 5: "AVAILABLE", 9: "END", 12: "AVAILABLE"}
-        assert stage.fleet.told["digits"].labels == {"stable": 5}
-        assert stage.fleet.told["digits"].default == 12
+        assert stage.fleet.routes["digits"].labels == {"stable": 5}
+        assert stage.fleet.routes["digits"].default == 12
         with pytest.raises(RequestError, match="it has the label 'stable'"):
             await stage.rollout.unload("digits", 5)
         stage.fleet.broken = set()
@@ -116,7 +116,7 @@ def test_a_label_that_is_moved_before_its_version_has_come_waits_for_it(
         await stage.watch.poll_labels()
         await stage.look(3)
         await stage.rollout.load("digits")
-        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "AVAILABLE"}
         assert caplog.messages == [
             "the label 'canary' of digits means nothing: there is no version 8 to load",
@@ -125,10 +125,10 @@ def test_a_label_that_is_moved_before_its_version_has_come_waits_for_it(
         del files["digits", 3]
         await stage.look(2)
         await stage.rollout.load("digits")
-        assert stage.fleet.told["digits"].labels == {"stable": 3}, "its files are gone, it has been loaded"
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}, "its files are gone, it has been loaded"
         files["digits", 7] = "weights"
         await stage.look(2)
-        assert stage.fleet.told["digits"].labels == {"stable": 7}
+        assert stage.fleet.routes["digits"].labels == {"stable": 7}
         assert stage.fleet.states() == {3: "END", 5: "END", 7: "AVAILABLE"}
 
     play(scene)
@@ -144,14 +144,14 @@ def test_a_label_goes_with_its_version(play: Play) -> None:
         await stage.look(2)
         del files["digits", 3]
         await stage.look(2)
-        assert stage.fleet.told["digits"].labels == {}
+        assert stage.fleet.routes["digits"].labels == {}
         assert stage.fleet.states() == {3: "END", 5: "AVAILABLE"}
 
     play(scene)
 
 
 def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
-    """Who has moved it has not said that others are complete."""
+    """A moved label does not mean that the files of other versions are complete."""
 
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 3] = "a part of other weights"
@@ -159,7 +159,7 @@ def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
         change_labels(stage.stock.base / "digits", {"canary": 7, "stable": 3})
         await stage.watch.poll_labels()
         assert [line for line in stage.fleet.happened() if "load" in line] == ["load digits 7"]
-        assert stage.fleet.told["digits"].labels == {"canary": 7, "stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"canary": 7, "stable": 3}
 
     play(scene)
 
@@ -173,7 +173,7 @@ def test_a_label_of_a_version_that_is_being_replaced_stays(play: Play) -> None:
         await stage.look(2)
         stage.stock.broken = {("digits", 3)}
         await stage.look(2)
-        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
 
     play(scene)
@@ -187,9 +187,9 @@ def test_a_default_is_chosen_by_the_api(play: Play) -> None:
         for version in (5, 7):
             stage.stock.files["digits", version] = "weights"
         await stage.rollout.load("digits", version=5)
-        assert stage.fleet.told["digits"].default == 5
+        assert stage.fleet.routes["digits"].default == 5
         await stage.rollout.set_default("digits", 3)
-        assert stage.fleet.told["digits"].default == 3
+        assert stage.fleet.routes["digits"].default == 3
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "AVAILABLE"}, "nothing else is loaded or unloaded"
         assert stored_labels(base) == {"default": 3}
         with pytest.raises(RequestError, match="it has the label 'default'"):
@@ -200,6 +200,6 @@ def test_a_default_is_chosen_by_the_api(play: Play) -> None:
         (base / "labels.json").write_text("nonsense")
         with pytest.raises(RequestError, match="the default of 'digits' cannot be changed"):
             await stage.rollout.set_default("digits", 5)
-        assert stage.fleet.told["digits"].default == 3
+        assert stage.fleet.routes["digits"].default == 3
 
     play(scene)

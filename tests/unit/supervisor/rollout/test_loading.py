@@ -58,7 +58,7 @@ def test_start_with_a_newest_version_cut_short_serves_the_one_before(play: Play)
         assert stage.fleet.states("letters")[1] == "AVAILABLE"
         stage.stock.files["letters", 2] = "mended"
         await stage.look(2)
-        assert stage.fleet.told["letters"].default == 2
+        assert stage.fleet.routes["letters"].default == 2
         assert "unload letters 1" in stage.fleet.happened()
 
     play(scene, with_broken=True)
@@ -101,7 +101,7 @@ def test_a_new_version_takes_over_before_the_old_one_leaves(play: Play) -> None:
 
 
 def test_a_load_can_say_how_a_model_is_batched(play: Play) -> None:
-    """What is served otherwise is loaded anew, once; further versions are so too, until a load says nothing of it."""
+    """Versions with other settings are loaded anew, once; further versions get the settings of the last load."""
 
     async def scene(stage: Stage) -> None:
         def served(version: int) -> Adjustments:
@@ -131,7 +131,7 @@ def test_a_load_can_say_how_a_model_is_batched(play: Play) -> None:
 
 
 def test_a_load_that_fails_changes_nothing_that_is_served(play: Play) -> None:
-    """Its reason is told to who asked and stays in the index; the next load tries again."""
+    """The request gets the reason, which stays in the index; the next load tries again."""
 
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 7] = "no weights"
@@ -168,7 +168,7 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
         with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].status.error == "load_failed"
+        assert stage.fleet.routes["digits"].versions[1].status.error == "load_failed"
         assert stage.stock.held == set()
         monkeypatch.setattr(stage.stock, "prepare", prepare)
         await stage.rollout.load("digits")
@@ -192,27 +192,27 @@ def test_a_reference_is_no_name(play: Play) -> None:
     play(scene)
 
 
-def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: Play) -> None:
+def test_frontends_get_the_code_of_a_failure_until_it_is_over(play: Play) -> None:
     """A version that was unloaded, or is loaded after all, has not failed."""
 
     async def scene(stage: Stage) -> None:
-        def told() -> list[tuple[str, str, str]]:
-            statuses = [version.status for version in stage.fleet.told["digits"].versions]
+        def shown() -> list[tuple[str, str, str]]:
+            statuses = [version.status for version in stage.fleet.routes["digits"].versions]
             return [(status.state, status.reason, status.error) for status in statuses]
 
         stage.stock.files["digits", 7] = "no weights"
         stage.fleet.broken = {7}
         with pytest.raises(LoadFailed):
             await stage.rollout.load("digits")
-        assert told() == [("AVAILABLE", "", ""), ("END", "version 7 is no model", "load_failed")]
+        assert shown() == [("AVAILABLE", "", ""), ("END", "version 7 is no model", "load_failed")]
         stage.fleet.broken = set()
         await stage.rollout.load("digits")
-        assert told() == [("END", "unloaded", ""), ("AVAILABLE", "", "")]
+        assert shown() == [("END", "unloaded", ""), ("AVAILABLE", "", "")]
         stage.stock.files["digits", 7] = "other weights, and no good ones"
         stage.fleet.broken = {7}
         with pytest.raises(LoadFailed):
             await stage.rollout.load("digits")
-        assert told()[1] == ("AVAILABLE", "version 7 is no model", "load_failed"), "what was loaded goes on"
+        assert shown()[1] == ("AVAILABLE", "version 7 is no model", "load_failed"), "what was loaded goes on"
 
     play(scene)
 
@@ -238,7 +238,7 @@ def test_a_load_that_hangs_holds_up_no_other_model(play: Play) -> None:
             await loading
         await unloading
         assert stage.fleet.states() == {3: "END", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].status.error == "load_timeout"
+        assert stage.fleet.routes["digits"].versions[1].status.error == "load_timeout"
 
     play(scene)
 
@@ -261,7 +261,7 @@ def test_a_load_fails_by_time_alone_if_nothing_else_has_failed(play: Play) -> No
     play(scene)
 
 
-def test_changed_files_are_loaded_beside_what_is_served(play: Play) -> None:
+def test_changed_files_are_loaded_beside_the_served_version(play: Play) -> None:
     """The same number is loaded again and replaces itself; files that are the same are left alone."""
 
     async def scene(stage: Stage) -> None:
@@ -274,14 +274,14 @@ def test_changed_files_are_loaded_beside_what_is_served(play: Play) -> None:
             "unload digits 3",
         ]
         assert stage.fleet.states() == {3: "AVAILABLE"}
-        (version,) = stage.fleet.told["digits"].versions
+        (version,) = stage.fleet.routes["digits"].versions
         assert version.number in stage.stock.held
         stage.stock.files["digits", 3] = "broken weights"
         stage.fleet.broken = {3}
         with pytest.raises(LoadFailed):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE"}
-        assert stage.fleet.told["digits"].versions[0].number == version.number
+        assert stage.fleet.routes["digits"].versions[0].number == version.number
 
     play(scene)
 
@@ -295,9 +295,9 @@ def test_other_policies_and_single_versions(play: Play) -> None:
         await stage.rollout.load("digits", VersionPolicy.of((3, 7)))
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
         await stage.rollout.load("digits", version=5)
-        assert (stage.fleet.told["digits"].default, sorted(stage.fleet.states())) == (7, [3, 5, 7])
+        assert (stage.fleet.routes["digits"].default, sorted(stage.fleet.states())) == (7, [3, 5, 7])
         await stage.rollout.unload("digits", 7)
-        assert stage.fleet.told["digits"].default == 5
+        assert stage.fleet.routes["digits"].default == 5
         await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 5: "END", 7: "END", 9: "AVAILABLE"}
         with pytest.raises(RequestError, match="digits has no version 8"):
@@ -327,7 +327,7 @@ def test_unloading(play: Play) -> None:
 
 
 def test_nothing_is_changed_while_the_server_starts(play: Play) -> None:
-    """What is loaded first is not known to be there."""
+    """Loads and unloads are refused until the models of the start are loaded."""
 
     async def scene(stage: Stage) -> None:
         with pytest.raises(NotReady):
@@ -347,7 +347,7 @@ def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -
             stage.stock.files["digits", version] = "weights"
             await stage.rollout.load("digits")
             del stage.stock.files["digits", version - 1]
-        last = stage.fleet.told["digits"].versions[-1]
+        last = stage.fleet.routes["digits"].versions[-1]
         assert (last.status.slot, last.status.state) == (0, "AVAILABLE")
         assert 3 not in stage.fleet.states()
         assert stage.memory.totals().model(0).requests()[503] == 0
@@ -355,7 +355,7 @@ def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -
     play(scene)
 
 
-def test_the_index_shows_what_could_be_loaded(play: Play) -> None:
+def test_the_index_shows_models_that_could_be_loaded(play: Play) -> None:
     """Models that were never loaded have only their names; `ready` leaves out all that is not served."""
 
     async def scene(stage: Stage) -> None:

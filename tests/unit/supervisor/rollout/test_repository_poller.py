@@ -1,4 +1,4 @@
-"""What is loaded and unloaded as folders and labels change."""
+"""Loads and unloads as folders and labels change."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_labels_that_could_not_be_followed_are_looked_at_again(
         monkeypatch.setattr(stage.stock, "find_model", away)
         for _ in range(5):
             await stage.watch.poll_labels()
-            assert stage.fleet.told["digits"].labels == {}
+            assert stage.fleet.routes["digits"].labels == {}
         await stage.watch.poll_labels()
-        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}
 
     play(scene)
     assert caplog.text.count("the labels of digits stay as they are") == 2
@@ -70,7 +70,7 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
         change_labels(stage.stock.base / "letters", {"stable": 1})
         looking = asyncio.ensure_future(stage.watch.poll_labels())
         await in_thread(hanging.wait, 30)
-        while not stage.fleet.told["letters"].labels:  # noqa: ASYNC110  # threads move it
+        while not stage.fleet.routes["letters"].labels:  # noqa: ASYNC110  # threads move it
             await asyncio.sleep(0)
         await stage.watch.poll_labels()
         assert not looking.done()
@@ -122,15 +122,15 @@ def test_labels_are_followed_while_another_model_hangs(play: Play) -> None:
         change_labels(stage.stock.base / "letters", {"canary": 2})
         # The first look may still be at the letters, which the next one then leaves out.
         async with asyncio.timeout(PATIENCE_S):
-            while stage.fleet.told["letters"].labels != {"canary": 2}:
+            while stage.fleet.routes["letters"].labels != {"canary": 2}:
                 await stage.watch.poll_labels()
                 await asyncio.sleep(0)
-        assert stage.fleet.told["letters"].labels == {"canary": 2}
+        assert stage.fleet.routes["letters"].labels == {"canary": 2}
         assert not looking.done()
         hang.over.set()
         await looking
         await stage.watch.poll_labels()
-        assert stage.fleet.told["digits"].labels == {"stable": 3}
+        assert stage.fleet.routes["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
     play(scene)
@@ -160,7 +160,7 @@ def test_the_watch_follows_labels_while_it_loads(play: Play, monkeypatch: pytest
     play(scene)
 
 
-def test_the_watch_loads_what_has_come_to_rest(play: Play) -> None:
+def test_the_poller_loads_versions_with_complete_files(play: Play) -> None:
     """A version whose files still change, or that holds no model yet, is left alone, and so is the one before."""
 
     async def scene(stage: Stage) -> None:
@@ -180,7 +180,7 @@ def test_the_watch_loads_what_has_come_to_rest(play: Play) -> None:
     play(scene)
 
 
-def test_the_watch_unloads_what_has_vanished(play: Play) -> None:
+def test_the_poller_unloads_vanished_versions(play: Play) -> None:
     """A version that is gone gives way to the newest that is left, a model that is gone to nothing."""
 
     async def scene(stage: Stage) -> None:
@@ -194,7 +194,7 @@ def test_the_watch_unloads_what_has_vanished(play: Play) -> None:
         del files["digits", 7], files["letters", 1]
         await stage.look(2)
         assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
-        assert (stage.fleet.states("letters"), stage.fleet.told["letters"].default) == ({1: "END"}, None)
+        assert (stage.fleet.states("letters"), stage.fleet.routes["letters"].default) == ({1: "END"}, None)
         stage.stock.away = True
         await stage.look(2)
         assert stage.fleet.states("digits") == {3: "AVAILABLE", 7: "END"}
@@ -202,7 +202,7 @@ def test_the_watch_unloads_what_has_vanished(play: Play) -> None:
     play(scene)
 
 
-def test_the_watch_does_not_try_again_what_has_failed(play: Play) -> None:
+def test_the_poller_does_not_repeat_failed_loads(play: Play) -> None:
     """Only when its files have changed and come to rest; until then the old version stays."""
 
     async def scene(stage: Stage) -> None:

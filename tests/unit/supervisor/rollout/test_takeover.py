@@ -8,7 +8,7 @@ from tests.unit.supervisor.rollout.stage import Play, Stage
 from stoker.errors import ParityFailed, RequestError, UnknownService
 from stoker.models.labels import change_labels, store_canary
 from stoker.settings.traffic import Canary, Parity
-from stoker.supervisor.rollout import Trials
+from stoker.supervisor.trials import Trials
 from stoker.takeover.comparison import Comparison, FieldDifference
 
 AGREE = Comparison({"same": 9, "close": 1})
@@ -38,7 +38,7 @@ def test_a_version_takes_over_only_if_it_answers_as_the_one_before(play: Play) -
                 "digits is 3",
             ]
             assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-            assert stage.fleet.told["digits"].versions[1].status.error == "parity_failed"
+            assert stage.fleet.routes["digits"].versions[1].status.error == "parity_failed"
             assert stage.stock.held == set()
         stage.fleet.comparison = AGREE
         await stage.rollout.load("digits")
@@ -79,13 +79,13 @@ def test_a_warning_keeps_no_version_from_taking_over(play: Play, caplog: pytest.
 
 
 def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(play: Play) -> None:
-    """Whoever said it last; a label whose version is not there has none, and one that is unknown is refused."""
+    """The last change counts; a label without its version gets no weight, and an unknown label is refused."""
 
     async def scene(stage: Stage) -> None:
         base = stage.stock.base / "digits"
 
         def shares() -> dict[str, int]:
-            return dict(stage.fleet.told["digits"].shares)
+            return dict(stage.fleet.routes["digits"].shares)
 
         stage.stock.files["digits", 7] = "new weights"
         change_labels(base, {"default": 3, "next": 7})
@@ -95,9 +95,9 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         assert shares() == {"3": 90}
         stage.fleet.broken = set()
         await stage.rollout.load("digits")
-        assert (shares(), stage.fleet.told["digits"].by) == ({"3": 90, "7": 10}, "key")
+        assert (shares(), stage.fleet.routes["digits"].by) == ({"3": 90, "7": 10}, "key")
         await stage.rollout.shift("digits", Canary({"default": 1, "next": 1}, shadow={"next": 5}))
-        assert (shares(), dict(stage.fleet.told["digits"].shadows)) == ({"3": 1, "7": 1}, {"7": 5})
+        assert (shares(), dict(stage.fleet.routes["digits"].shadows)) == ({"3": 1, "7": 1}, {"7": 5})
         await stage.rollout.load("digits")
         assert shares() == {"3": 1, "7": 1}, "the file says nothing new"
         store_canary(base, Canary())
@@ -134,7 +134,7 @@ def test_a_version_that_fails_loses_its_weight(play: Play, caplog: pytest.LogCap
                 for _ in range(count):
                     new.count_request(status)
             await trials.check()
-            return dict(stage.fleet.told["digits"].shares)
+            return dict(stage.fleet.routes["digits"].shares)
 
         assert await after(0, 200) == {}
         half = Canary({"default": 1, "next": 1})

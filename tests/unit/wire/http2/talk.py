@@ -45,7 +45,7 @@ class Head:
 
 @dataclass
 class Kept:
-    """Keeps what it receives; answers when it is told to, or at once with what it got.
+    """Keeps the received content; answers when a test calls it, or at once with an echo.
 
     Attributes:
         echoes: Whether it answers as soon as the request has ended.

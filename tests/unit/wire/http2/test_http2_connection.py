@@ -43,7 +43,7 @@ def test_a_request_is_answered() -> None:
 
 
 def test_head_alone_does_not_notify_that_all_was_sent() -> None:
-    """A stream that is told so may end its answer, so it is told only after content."""
+    """A notified stream may end its answer, so the notice comes only after content."""
     talk = Talk()
     kept = talk.begin(ends=True)
     kept.stream.notifies_drained = True
@@ -180,7 +180,7 @@ def test_a_connection_that_drains_loses_nothing() -> None:
 
 
 def test_a_client_takes_a_request_back() -> None:
-    """Its receiver is told, and its answer is dropped."""
+    """Its receiver learns it, and its answer is dropped."""
     talk = Talk()
     kept = talk.begin(ends=True)
     talk.send(rst_stream(1, ErrorCode.CANCEL))

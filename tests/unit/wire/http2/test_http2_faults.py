@@ -51,7 +51,7 @@ BOMB = encoded(REQUEST) + b"\x40\x01a\x7f\x99\x1e" + b"v" * 3992 + b"\xbe" * 20
     ],
 )
 def test_faults_of_a_connection_end_it(sent: bytes, code: ErrorCode) -> None:
-    """GOAWAY has the reason; receivers of its requests are told, and nothing more is read."""
+    """GOAWAY has the reason; receivers of its requests learn the end, and nothing more is read."""
     talk = Talk()
     talk.send(sent)
     assert ("GOAWAY", code) in talk.codes()
@@ -73,7 +73,7 @@ def test_faults_of_a_connection_end_it(sent: bytes, code: ErrorCode) -> None:
     ],
 )
 def test_faults_of_a_stream_end_that_alone(sent: bytes, code: ErrorCode) -> None:
-    """Its receiver is told; the others go on."""
+    """Its receiver learns it; the others go on."""
     talk = Talk()
     faulty, other = talk.begin(1), talk.begin(3)
     talk.send(sent)

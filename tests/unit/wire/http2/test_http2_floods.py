@@ -41,7 +41,7 @@ from stoker.wire.http2.frames import (
     ],
 )
 def test_floods_end_the_connection(flood: bytes) -> None:
-    """Frames that move nothing are borne with for a while; looking after the connection gives that back."""
+    """Frames without effect use up a tolerance, which periodic upkeep restores."""
     talk = Talk(INITIAL_WINDOW_SIZE=100)
     talk.begin().stream.ended = flood == headers(1, encoded([(b"x", b"1")]), END_STREAM)
     before = talk.http.tolerance.patience

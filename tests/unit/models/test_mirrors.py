@@ -1,4 +1,4 @@
-"""Mirrors of addresses: what is fetched, what a break leaves, what is refused; by a puppet and fsspec's own files."""
+"""Mirrors of addresses: fetching, breaks and refusals, with a puppet of a store and fsspec's own files."""
 
 import contextlib
 import dataclasses
@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from stoker.errors import OperatorError
-from stoker.models import remote_files
-from stoker.models.remote_files import CACHE_VARIABLE, Mirror, fetch_models, fetch_path, send, shown_address
+from stoker.models import mirrors, remote_stores, remote_writing
+from stoker.models.fetching import fetch_models, fetch_path
+from stoker.models.mirrors import CACHE_VARIABLE, Mirror
+from stoker.models.remote_stores import shown_address
+from stoker.models.remote_writing import send
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import SCHEMES, read_address
@@ -27,12 +30,12 @@ pytest.importorskip("fsspec", reason="needs fsspec")
 
 
 class Puppet:
-    """A store in memory that can break off, change while it is read, and say anything of its files."""
+    """A store in memory that can break off, change while it is read, and have any facts of its files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.facts: dict[str, dict[str, Any]] = {}
-        self.asked: list[tuple[str, int, int]] = []
+        self.reads: list[tuple[str, int, int]] = []
         self.listings = 0
         self.breaks_after: int | None = None
         self.knows_no_ranges = False
@@ -67,7 +70,7 @@ class Puppet:
             if self.breaks_after < 0:
                 raise ConnectionError("the cable was pulled")
         content = self.files[key] if self.knows_no_ranges else self.files[key][start:end]
-        self.asked.append((key, start or 0, len(content)))
+        self.reads.append((key, start or 0, len(content)))
         self.on_read()
         return content
 
@@ -75,11 +78,12 @@ class Puppet:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Puppet:
     puppet = Puppet()
-    monkeypatch.setattr(
-        remote_files, "open_store", lambda address, options: (puppet, address.partition("://")[2])
-    )
-    monkeypatch.setattr(remote_files, "is_installed", lambda _: True)
-    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4)
+    for module in (mirrors, remote_stores, remote_writing):
+        monkeypatch.setattr(
+            module, "open_store", lambda address, options=None: (puppet, address.partition("://")[2])
+        )
+    monkeypatch.setattr(remote_stores, "is_installed", lambda _: True)
+    monkeypatch.setattr(mirrors, "_CHUNK_BYTES", 4)
     return puppet
 
 
@@ -97,30 +101,30 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Puppet:
         (Path("/abs/path"), None),
     ],
 )
-def test_an_address_is_told_from_a_path(text: str | Path, address: str | None) -> None:
-    """Also as a `Path`, which has lost a slash."""
+def test_addresses_and_paths_are_distinguished(text: str | Path, address: str | None) -> None:
+    """An address may be a `Path`, which has lost a slash."""
     assert read_address(text) == address
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_has_a_store(store: Puppet, tmp_path: Path, scheme: str) -> None:
-    """What is taken for an address can be read."""
+    """Every address can be read."""
     store.put("bucket/m.onnx", b"x")
     assert Mirror(f"{scheme}://bucket/m.onnx", tmp_path).update()
 
 
-def test_a_listing_of_names_hides_no_bad_one(store: Puppet) -> None:
-    """Nothing there is no name; one that leads out is refused, or a file would be taken for missing."""
-    assert remote_files.list_sizes("s3://bucket/none") == {}
+def test_a_listing_with_a_bad_name_is_refused(store: Puppet) -> None:
+    """An empty address has no names; a name that leads out is refused, else a file would seem missing."""
+    assert remote_stores.list_sizes("s3://bucket/none") == {}
     store.put("bucket/m/a", b"x")
-    assert remote_files.list_sizes("s3://bucket/m") == {"a": 1}
+    assert remote_stores.list_sizes("s3://bucket/m") == {"a": 1}
     store.put("bucket/m/../b", b"x")
     with pytest.raises(OperatorError, match="whose name leads out of the folder"):
-        remote_files.list_sizes("s3://bucket/m")
+        remote_stores.list_sizes("s3://bucket/m")
 
 
 def test_no_message_has_secrets() -> None:
-    """Neither a password nor a signed query."""
+    """Messages have no passwords and no signed queries."""
     assert shown_address("https://user:pass@host/x.onnx?sig=secret") == "https://host/x.onnx"
     assert shown_address("sftp://user:pass@host/x") == "sftp://host/x"
     assert shown_address("s3://bucket/x") == "s3://bucket/x"
@@ -140,9 +144,9 @@ def test_update_fetches_new_files_and_removes_deleted_ones(store: Puppet, tmp_pa
     assert store.listings == 1
     store.put("bucket/repo/net/2/model.onnx", b"two")
     del store.files["bucket/repo/net/1/model.onnx"]
-    store.asked.clear()
+    store.reads.clear()
     assert mirror.update()
-    assert [key for key, *_ in store.asked] == ["bucket/repo/net/2/model.onnx"]
+    assert [key for key, *_ in store.reads] == ["bucket/repo/net/2/model.onnx"]
     assert sorted(path.relative_to(mirror.path).as_posix() for path in mirror.path.rglob("*")) == [
         *("net", "net/2", "net/2/model.onnx", "net/config.pbtxt"),
     ]
@@ -171,7 +175,7 @@ def test_a_single_file_lies_in_a_folder_called_as_in_the_store(store: Puppet, tm
 
 
 def test_accounts_do_not_share_files(store: Puppet, tmp_path: Path) -> None:
-    """Two of them may have a container of one name, and one of them be away."""
+    """Two accounts may have containers of one name, and one store may be away."""
     store.put("box/x", b"of the first")
     first = Mirror("az://box", tmp_path, {"account_name": "first"})
     first.update()
@@ -185,13 +189,13 @@ def test_accounts_do_not_share_files(store: Puppet, tmp_path: Path) -> None:
     ).read_bytes() == b"of the first"
 
 
-def test_a_break_costs_no_byte_that_has_come(store: Puppet, tmp_path: Path) -> None:
-    """The next call goes on within the file; until then the files of before stay whole."""
+def test_a_break_loses_no_fetched_byte(store: Puppet, tmp_path: Path) -> None:
+    """The next call goes on within the file; until then the earlier files stay."""
     store.put("bucket/m/model.onnx", b"the first content")
     mirror = Mirror("s3://bucket/m", tmp_path)
     mirror.update()
     store.put("bucket/m/model.onnx", b"another, longer content")
-    store.asked.clear()
+    store.reads.clear()
     store.breaks_after = 3
     with pytest.raises(
         OperatorError, match=r"s3://bucket/m cannot be reached: the cable was pulled \(credentials: AWS"
@@ -201,11 +205,11 @@ def test_a_break_costs_no_byte_that_has_come(store: Puppet, tmp_path: Path) -> N
     store.breaks_after = None
     assert Mirror("s3://bucket/m", tmp_path).update()
     assert (mirror.path / "model.onnx").read_bytes() == b"another, longer content"
-    assert sum(length for *_, length in store.asked) == len(b"another, longer content")
+    assert sum(length for *_, length in store.reads) == len(b"another, longer content")
 
 
 def test_files_that_change_while_they_are_fetched_are_fetched_again(store: Puppet, tmp_path: Path) -> None:
-    """No mixture of two writings is taken; a store that never rests is refused."""
+    """A mixture of two states is not used; a store that changes all the time is refused."""
     store.put("bucket/m/a", b"first first")
     writes = [b"second second", b"third third"]
 
@@ -225,12 +229,12 @@ def test_files_that_change_while_they_are_fetched_are_fetched_again(store: Puppe
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "a//b", "nul\0byte"])
 def test_a_name_that_leads_out_is_refused(store: Puppet, tmp_path: Path, name: str) -> None:
-    """Before anything is fetched."""
+    """It is refused before a file is fetched."""
     store.put("bucket/m/good", b"x")
     store.put(f"bucket/m/{name}", b"x")
     with pytest.raises(OperatorError, match="whose name leads out of the folder"):
         Mirror("s3://bucket/m", tmp_path).update()
-    assert store.asked == []
+    assert store.reads == []
 
 
 def test_missing_remote_folder_is_refused(store: Puppet, tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_missing_remote_folder_is_refused(store: Puppet, tmp_path: Path) -> None
 
 
 def test_a_file_without_size_or_mark_is_fetched_whole_each_time(store: Puppet, tmp_path: Path) -> None:
-    """As some servers of the web say neither; the file is replaced only by another content."""
+    """Some web servers have neither; the file is replaced only by another content."""
     store.put("host/m.onnx", b"content", size=None, ETag=None)
     mirror = Mirror("https://host/m.onnx", tmp_path)
     assert mirror.update()
@@ -258,7 +262,7 @@ def test_a_file_without_size_or_mark_is_fetched_whole_each_time(store: Puppet, t
 
 
 def test_a_server_that_knows_no_ranges_sends_the_file_anew(store: Puppet, tmp_path: Path) -> None:
-    """What had come is not kept before it; a length that is not that of the store is an error, and nothing stays."""
+    """The fetched beginning is not kept; a length that differs from that of the store is an error."""
     store.put("host/m.onnx", b"0123456789")
     store.breaks_after = 1
     mirror = Mirror("https://host/m.onnx", tmp_path)
@@ -274,16 +278,16 @@ def test_a_server_that_knows_no_ranges_sends_the_file_anew(store: Puppet, tmp_pa
 
 
 def test_a_file_that_was_only_touched_is_fetched_once(store: Puppet, tmp_path: Path) -> None:
-    """Its new mark is kept, and its place."""
+    """Its new mark is recorded, and the file stays in its place."""
     store.put("bucket/m/x", b"content")
     mirror = Mirror("s3://bucket/m", tmp_path)
     mirror.update()
     before = (mirror.path / "x").stat()
     store.put("bucket/m/x", b"content", ETag="another")
     assert not mirror.update()
-    asked = len(store.asked)
+    reads = len(store.reads)
     assert not mirror.update()
-    assert ((mirror.path / "x").stat(), len(store.asked)) == (before, asked)
+    assert ((mirror.path / "x").stat(), len(store.reads)) == (before, reads)
 
 
 def test_errors_of_a_store_have_no_secrets(
@@ -319,7 +323,7 @@ def test_errors_of_a_store_have_no_secrets(
 def test_a_failure_ends_the_fetching_of_other_files(
     store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may have gigabytes to go; what has come of them is kept."""
+    """They may have gigabytes left; their fetched parts are kept."""
     store.put("bucket/m/poor", b"y" * 4)
     store.put("bucket/m/good", b"x" * 400)
     begun, ended = threading.Event(), threading.Event()
@@ -330,7 +334,7 @@ def test_a_failure_ends_the_fetching_of_other_files(
             super().shutdown(wait, cancel_futures=cancel_futures)
 
     def read(key: str, start: int, end: int) -> bytes:
-        store.asked.append((key, start, end))
+        store.reads.append((key, start, end))
         if key.endswith("good"):
             begun.set()
             assert ended.wait(10)
@@ -338,11 +342,11 @@ def test_a_failure_ends_the_fetching_of_other_files(
         assert begun.wait(10)
         raise ConnectionError("the cable was pulled")
 
-    monkeypatch.setattr(remote_files, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(mirrors, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(store, "cat_file", read)
     with pytest.raises(OperatorError, match="the cable was pulled"):
         Mirror("s3://bucket/m", tmp_path).update()
-    assert len([key for key, _, _ in store.asked if key.endswith("good")]) == 1
+    assert len([key for key, _, _ in store.reads if key.endswith("good")]) == 1
 
 
 def test_unchanged_remote_files_need_no_room(
@@ -353,7 +357,7 @@ def test_unchanged_remote_files_need_no_room(
     mirror = Mirror("s3://bucket/m", tmp_path)
     mirror.update()
     store.put("bucket/m/small", b"x")
-    monkeypatch.setattr(remote_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(mirrors.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     assert mirror.update()
     store.put("bucket/m/more", b"x" * 11)
     with pytest.raises(OperatorError, match="make room"):
@@ -363,10 +367,10 @@ def test_unchanged_remote_files_need_no_room(
 def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Puppet
 ) -> None:
-    """The lock of a file that is gone would protect nothing."""
+    """The lock of a removed file protects no mirror."""
     del store
     mirror = Mirror("s3://bucket/m", tmp_path)
-    lock_file, calls = remote_files.lock_file, []
+    lock_file, calls = mirrors.lock_file, []
 
     def lock_late(path: Path, **how: Any) -> int:
         calls.append(path)
@@ -375,7 +379,7 @@ def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
             shutil.rmtree(path.parent)
         return descriptor
 
-    monkeypatch.setattr(remote_files, "lock_file", lock_late)
+    monkeypatch.setattr(mirrors, "lock_file", lock_late)
     held = mirror.hold()
     with pytest.raises(BlockingIOError):
         lock_file(calls[-1], wait=False)
@@ -386,7 +390,7 @@ def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
 def test_the_models_of_one_server_do_not_displace_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the cache is too small for all, the server says so, rather than lack the first."""
+    """If the cache is too small for all, that is an error; the first is not removed."""
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.onnx").write_bytes(bytes(1000))
@@ -401,42 +405,42 @@ def test_the_models_of_one_server_do_not_displace_each_other(
 
 
 @pytest.mark.parametrize(("limit_bytes", "left"), [(14_000, "acd"), (9_500, "ad")])
-def test_the_cache_gives_room_by_what_was_used_longest_ago(
+def test_the_cache_removes_the_least_recently_used_mirror(
     store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int, left: str
 ) -> None:
-    """Never what somebody uses, as the oldest one here; what does not fit at all is refused with both numbers."""
-    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4000)
+    """Mirrors in use, such as the oldest one here, stay; files that never fit are refused with both numbers."""
+    monkeypatch.setattr(mirrors, "_CHUNK_BYTES", 4000)
     for name in "abcd":
         store.put(f"bucket/{name}/x", name.encode() * 4000)
-    mirrors = {name: Mirror(f"s3://bucket/{name}", tmp_path) for name in "abcd"}
-    held = []
+    made = {name: Mirror(f"s3://bucket/{name}", tmp_path) for name in "abcd"}
+    leases = []
     for age_s, name in ((300, "a"), (200, "b"), (100, "c")):
-        mirrors[name].update()
-        held.append(mirrors[name].hold())
-        os.utime(held[-1], (1e9 - age_s, 1e9 - age_s))
-    os.close(held.pop())
-    os.close(held.pop())
+        made[name].update()
+        leases.append(made[name].hold())
+        os.utime(leases[-1], (1e9 - age_s, 1e9 - age_s))
+    os.close(leases.pop())
+    os.close(leases.pop())
     monkeypatch.setenv(CACHE_VARIABLE, str(limit_bytes / 1e9))
-    mirrors["d"].update()
-    assert [name for name in "abcd" if mirrors[name].digests] == list(left)
+    made["d"].update()
+    assert [name for name in "abcd" if made[name].digests] == list(left)
     store.put("bucket/e/x", bytes(40_000))
     with pytest.raises(OperatorError, match=rf"s3://bucket/e takes 0.0 GB.*allow more by {CACHE_VARIABLE}"):
         Mirror("s3://bucket/e", tmp_path).update()
-    os.close(held.pop())
+    os.close(leases.pop())
     monkeypatch.setenv(CACHE_VARIABLE, "much")
     with pytest.raises(OperatorError, match="has to be a number of GB"):
         Mirror("s3://bucket/e", tmp_path).update()
 
 
 def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs them."""
-    monkeypatch.setattr(remote_files, "is_installed", lambda package: package != "s3fs")
+    """The error has the command that installs them."""
+    monkeypatch.setattr(remote_stores, "is_installed", lambda package: package != "s3fs")
     with pytest.raises(OperatorError, match=r"is read by the extra s3, which is not installed; .*s3fs"):
         Mirror("s3://bucket/x", tmp_path)
 
 
-def test_files_are_sent_in_their_order_and_come_back(tmp_path: Path) -> None:
-    """By fsspec's own local files."""
+def test_sent_files_can_be_fetched(tmp_path: Path) -> None:
+    """Files are sent in their order, here to fsspec's own local files."""
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)
     (source / "deep" / "a").write_bytes(b"a")
@@ -455,7 +459,7 @@ def test_files_are_sent_in_their_order_and_come_back(tmp_path: Path) -> None:
 
 
 def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
-    """Those of the command line and of a file; relative paths of the file stay relative to it."""
+    """Addresses of the command line and of a file become paths; relative paths of the file stay relative to it."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "model.onnx").write_bytes(b"x")
     workspace = Workspace(tmp_path / "workspace")
@@ -465,17 +469,17 @@ def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
     settings = load_settings({}, {}, config, ())
     lines: list[str] = []
     with ExitStack() as leases:
-        found, mirrors = fetch_models(settings, workspace, lines.append, leases)
-    assert [model.path for model in found.models] == [mirrors[0].path, tmp_path / "there" / "model.onnx"]
-    assert mirrors[0].path.parts[-2:] == ("there", "model.onnx")
+        found, fetched = fetch_models(settings, workspace, lines.append, leases)
+    assert [model.path for model in found.models] == [fetched[0].path, tmp_path / "there" / "model.onnx"]
+    assert fetched[0].path.parts[-2:] == ("there", "model.onnx")
     assert len(lines) == 1
     alone = dataclasses.replace(settings, models=settings.models[1:])
     with ExitStack() as leases:
         assert fetch_models(alone, workspace, lines.append, leases) == (alone, [])
 
 
-def test_a_script_comes_with_what_lies_beside_it(tmp_path: Path) -> None:
-    """As a script of this machine has it; a model comes alone."""
+def test_a_script_comes_with_the_files_beside_it(tmp_path: Path) -> None:
+    """A model comes alone."""
     (tmp_path / "there").mkdir()
     for name in ("score.py", "helper.py", "model.onnx"):
         (tmp_path / "there" / name).write_text("")
@@ -490,7 +494,7 @@ def test_a_script_comes_with_what_lies_beside_it(tmp_path: Path) -> None:
 def test_a_store_that_is_away_leaves_the_files_of_the_last_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restart does not depend on it; others get an error, and so does what was never fetched."""
+    """A restart does not depend on the store; other commands, and new addresses, get the error."""
     (tmp_path / "m.onnx").write_bytes(b"x")
     workspace = Workspace(tmp_path / "workspace")
     address = Path(f"file://{tmp_path}/m.onnx")
@@ -512,23 +516,24 @@ def test_a_store_that_is_away_leaves_the_files_of_the_last_time(
 def test_store_that_does_not_answer_is_an_error_after_a_limit(
     store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, silent: str
 ) -> None:
-    """However long its package waits and tries again, to fetch, to list and to send."""
+    """Fetching, listing and sending do not wait for the retries of a package."""
     ended = threading.Event()
 
     def wait(*_: object) -> Any:
         ended.wait()
         raise ConnectionError("the package has given up")
 
-    monkeypatch.setattr(remote_files, "_CONTACT_S", 0.01)
+    monkeypatch.setattr(remote_stores, "_CONTACT_S", 0.01)
     if silent == "info":
         monkeypatch.setattr(store, "info", wait)
     else:
-        monkeypatch.setattr(remote_files, "open_store", wait)
+        for module in (mirrors, remote_stores, remote_writing):
+            monkeypatch.setattr(module, "open_store", wait)
     (tmp_path / "file").write_bytes(b"x")
     address = "s3://bucket/m"
     actions: dict[str, Callable[[], object]] = {
         "update": Mirror(address, tmp_path / "cache").update,
-        "list": lambda: remote_files.list_sizes(address),
+        "list": lambda: remote_stores.list_sizes(address),
         "send": lambda: send({"file": tmp_path / "file"}, address),
     }
     with pytest.raises(
@@ -550,7 +555,7 @@ def test_store_that_does_not_answer_is_an_error_after_a_limit(
 def test_account_that_may_only_write_sends_its_files(
     store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError, is_sent: bool
 ) -> None:
-    """A store that answers the first question with a refusal is reached; one that does not answer is an error."""
+    """A store that refuses the first request is reached; one that does not answer is an error."""
 
     def refuse(_: str) -> None:
         raise refusal
@@ -561,5 +566,5 @@ def test_account_that_may_only_write_sends_its_files(
     monkeypatch.setattr(store, "makedirs", lambda *_, **__: None, raising=False)
     (tmp_path / "x.onnx").write_bytes(b"x")
     with contextlib.nullcontext() if is_sent else pytest.raises(OperatorError, match="refused"):
-        remote_files.open_for_writing("gs://bucket")("x.onnx", tmp_path / "x.onnx")
+        remote_writing.open_for_writing("gs://bucket")("x.onnx", tmp_path / "x.onnx")
     assert sent == (["bucket/x.onnx"] if is_sent else [])

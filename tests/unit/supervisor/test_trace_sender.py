@@ -16,9 +16,9 @@ from stoker.errors import InvalidSettings
 from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import ServerSettings
-from stoker.supervisor import trace_sender as tracing
+from stoker.supervisor import trace_sender as module
+from stoker.supervisor.spans import Span
 from stoker.supervisor.trace_sender import TraceSender, trace_sender
-from stoker.supervisor.tracing import Span
 
 ENDPOINT = "http://127.0.0.1:4318"
 
@@ -82,7 +82,7 @@ def test_lost_spans_are_counted_and_warned_of_rarely(fd: int, caplog: pytest.Log
 
 
 def test_the_end_waits_for_nobody(fd: int) -> None:
-    """What a receiver does not take in time is given up."""
+    """Spans that a receiver does not accept in time are given up."""
     receiver = Receiver()
     receiver.waits = True
     write(fd, 1)
@@ -134,11 +134,11 @@ def test_without_the_sdk_the_setting_is_refused_and_a_variable_is_not(
     fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The operator is told what to install; a variable may have been meant for others."""
-    monkeypatch.setattr(tracing, "is_installed", lambda _: False)
-    monkeypatch.setattr(tracing, "how_to_install", "install {}".format)
-    asked = dataclasses.replace(ServerSettings(), otlp_endpoint=ENDPOINT)
+    monkeypatch.setattr(module, "is_installed", lambda _: False)
+    monkeypatch.setattr(module, "how_to_install", "install {}".format)
+    with_endpoint = dataclasses.replace(ServerSettings(), otlp_endpoint=ENDPOINT)
     with pytest.raises(InvalidSettings, match=r"^otlp_endpoint needs OpenTelemetry's SDK: install otel$"):
-        trace_sender(asked, {}, fd, lambda *_: None)
+        trace_sender(with_endpoint, {}, fd, lambda *_: None)
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}
     assert trace_sender(ServerSettings(), variables, fd, lambda *_: None) is None
     assert "no traces are sent" in caplog.text

@@ -1,13 +1,14 @@
-"""Which framework files belong to, and which models a folder in somebody's layout holds."""
+"""The models in a folder of each layout."""
 
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.unit.models.model_files import touch
 
 from stoker.errors import RepositoryError
-from stoker.models.frameworks import Detected, detect
+from stoker.models.frameworks import detect
 from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
@@ -15,158 +16,9 @@ from stoker.models.sources import Broken
 NOW = datetime(2026, 10, 18, tzinfo=UTC)
 
 
-def touch(root: Path, *files: str) -> Path:
-    """Create empty files and their folders below `root`; a trailing slash makes a folder."""
-    for name in files:
-        path = root / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
-            path.touch()
-    return root
-
-
 def found(path: Path) -> list[tuple[str, int, str, str]]:
     root = path if path.is_dir() else path.parent
     return [(s.name, s.version, s.framework, str(s.path.relative_to(root))) for s in discover(path)]
-
-
-# Detection
-
-
-@pytest.mark.parametrize(
-    ("files", "framework", "entry"),
-    [
-        (["score.py"], "script", "score.py"),
-        (["score.py", "model.onnx", "saved_model.pb", "a.meta", "a.index"], "script", "score.py"),
-        (["model.onnx"], "onnx", "model.onnx"),
-        (["digits.onnx", "notes.txt"], "onnx", "digits.onnx"),
-        (["model.onnx", "other.onnx"], "onnx", "model.onnx"),
-        (["saved_model.pb", "variables/variables.index"], "tensorflow", "."),
-        (["saved_model.pbtxt"], "tensorflow", "."),
-        (["m.model.meta", "m.model.index", "m.model.data-00000-of-00001"], "tf1-checkpoint", "m.model.meta"),
-    ],
-)
-def test_folders_are_recognised(tmp_path: Path, files: list[str], framework: str, entry: str) -> None:
-    """The framework follows from the files alone, and an entry script comes before all else."""
-    detected = detect(touch(tmp_path, *files))
-    assert detected.framework == framework
-    assert detected.path == tmp_path / entry
-
-
-@pytest.mark.parametrize("path", ["model.bin", "."])
-def test_any_files_are_a_model_if_that_is_said(tmp_path: Path, path: str) -> None:
-    """Nothing is taken for `files` unasked; they need only be there."""
-    touch(tmp_path, "model.bin")
-    with pytest.raises(RepositoryError, match="holds no model"):
-        detect(tmp_path / path)
-    assert detect(tmp_path / path, "files").path == tmp_path / path
-    with pytest.raises(RepositoryError, match="does not exist"):
-        detect(tmp_path / "nothing", "files")
-
-
-@pytest.mark.parametrize(
-    ("file", "framework", "entry"),
-    [
-        ("digits.onnx", "onnx", "digits.onnx"),
-        ("serve_digits.py", "script", "serve_digits.py"),
-        ("saved_model.pb", "tensorflow", "."),
-        ("churn.pkl", "sklearn", "churn.pkl"),
-        ("churn.joblib", "sklearn", "churn.joblib"),
-    ],
-)
-def test_files_are_recognised(tmp_path: Path, file: str, framework: str, entry: str) -> None:
-    """A single file is an ONNX model, a pickle, an entry script of any name, or stands for its SavedModel."""
-    detected = detect(touch(tmp_path, file) / file)
-    assert (detected.framework, detected.path) == (framework, tmp_path / entry)
-
-
-@pytest.mark.parametrize(
-    ("files", "entry"),
-    [
-        (("model.joblib", "labels.txt"), "model.joblib"),
-        (("churn.pkl", "requirements.txt"), "churn.pkl"),
-        (("model.pkl", "encoder.pkl"), "model.pkl"),
-        (("model.pkl", "data/rows.csv"), "model.pkl"),
-    ],
-)
-def test_a_pickle_is_the_model_of_its_folder(tmp_path: Path, files: tuple[str, ...], entry: str) -> None:
-    """The one that is called so, else the only one."""
-    assert detect(touch(tmp_path, *files)) == Detected("sklearn", tmp_path / entry)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "is_one"),
-    [
-        ("model.json", b'{"learner":{"attributes":{}', True),
-        ("model.ubj", b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner", True),
-        ("model.txt", b"tree\nversion=v4\n", True),
-        ("model.bst", b"tree\nversion=v4\n", True),
-        ("model.json", b'{"data": [[1]]}', False),
-        ("model.txt", b"", False),
-    ],
-)
-def test_boosters_are_told_by_their_beginning(
-    tmp_path: Path, name: str, content: bytes, is_one: bool
-) -> None:
-    """Many files have their names; one that begins as XGBoost or LightGBM writes it is a model, also in a folder."""
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / "sample_input.json").write_text('{"data": [[1]]}')
-    for path in (tmp_path, tmp_path / name):
-        if is_one:
-            assert detect(path) == Detected("sklearn", tmp_path / name)
-        else:
-            with pytest.raises(RepositoryError, match="holds no model"):
-                detect(path)
-
-
-def test_a_pickle_beside_another_model_is_a_file_of_that(tmp_path: Path) -> None:
-    """As a vocabulary may be: neither a model of the folder nor versions in it become anything else by it."""
-    assert detect(touch(tmp_path / "a", "model.onnx", "model.pkl")).framework == "onnx"
-    assert detect(tmp_path / "a", "sklearn").path.name == "model.pkl"
-    versions = discover(touch(tmp_path / "b", "1/model.onnx", "2/model.pkl", "words.pkl"))
-    assert [(source.version, source.framework) for source in versions] == [(1, "onnx"), (2, "sklearn")]
-    with pytest.raises(
-        RepositoryError, match=r"could be several models: sklearn \(a.pkl\), sklearn \(b.pkl\)"
-    ):
-        detect(touch(tmp_path / "c", "a.pkl", "b.pkl"))
-
-
-def test_the_framework_can_be_chosen(tmp_path: Path) -> None:
-    """What a folder holds besides can be asked for, and is refused where it is not there."""
-    touch(tmp_path, "score.py", "model.onnx")
-    assert detect(tmp_path, "onnx").path == tmp_path / "model.onnx"
-    with pytest.raises(RepositoryError, match="looked for a model of the framework tensorflow"):
-        detect(tmp_path, "tensorflow")
-
-
-@pytest.mark.parametrize(
-    "files",
-    [["a.onnx", "b.onnx"], ["saved_model.pb", "model.onnx"], ["a.meta", "a.index", "b.meta", "b.index"]],
-)
-def test_ambiguous_folders_are_refused(tmp_path: Path, files: list[str]) -> None:
-    """A folder that could be several models is refused with what it could be."""
-    with pytest.raises(RepositoryError, match="could be several models") as refusal:
-        detect(touch(tmp_path, *files))
-    for name in {Path(file).stem for file in files} - {"saved_model"}:
-        assert name in str(refusal.value)
-
-
-@pytest.mark.parametrize("files", [[], ["readme.txt"], ["a.meta"], ["deep/model.onnx"]])
-def test_folders_without_a_model_are_refused(tmp_path: Path, files: list[str]) -> None:
-    """The message for a folder without a model says what was looked for."""
-    with pytest.raises(RepositoryError, match=r"holds no model; looked for an entry script \(score\.py\)"):
-        detect(touch(tmp_path, *files))
-
-
-def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    """A missing path is said to be missing."""
-    with pytest.raises(RepositoryError, match="does not exist"):
-        detect(tmp_path / "absent")
-    with pytest.raises(RepositoryError, match="does not exist"):
-        discover(tmp_path / "absent")
-
-
-# One model
 
 
 @pytest.mark.parametrize(
@@ -219,9 +71,6 @@ def test_a_checkpoint_needs_a_script(tmp_path: Path) -> None:
         discover(tmp_path)
 
 
-# Layouts
-
-
 def test_a_triton_repository(tmp_path: Path) -> None:
     """Triton's layout gives every version of every model, versions by number, the newest last."""
     touch(
@@ -256,7 +105,7 @@ def test_a_triton_repository(tmp_path: Path) -> None:
     ],
 )
 def test_tritons_batch_size_is_read(tmp_path: Path, config: str | None, max_batch_rows: int | None) -> None:
-    """`max_batch_size` of config.pbtxt is taken over where it is there."""
+    """`max_batch_size` of config.pbtxt becomes a setting."""
     touch(tmp_path, "net/1/model.onnx")
     if config is not None:
         (tmp_path / "net" / "config.pbtxt").write_text(config)
@@ -279,10 +128,10 @@ def test_tritons_batch_size_is_read(tmp_path: Path, config: str | None, max_batc
         ('platform: "tensorflow_savedmodel"', ["1/model.onnx", "1/saved_model.pb"], "net/1"),
     ],
 )
-def test_tritons_configuration_says_which_files_are_the_model(
+def test_tritons_configuration_names_the_files_of_the_model(
     tmp_path: Path, config: str, files: list[str], path: str
 ) -> None:
-    """By the name of the file or folder, or by its kind where there are several; for one version's path too."""
+    """It gives the name of the file or folder, or the framework among several; for one version's path too."""
     touch(tmp_path, *(f"net/{file}" for file in files))
     (tmp_path / "net" / "config.pbtxt").write_text(config)
     for given in (tmp_path, tmp_path / "net", tmp_path / "net" / "1"):
@@ -303,10 +152,8 @@ def test_tritons_configuration_says_which_files_are_the_model(
         ('backend: "python"', "looked for score.py, or model.py with the class TritonPythonModel"),
     ],
 )
-def test_a_model_whose_configuration_is_wrong_is_broken_alone(
-    tmp_path: Path, config: str, problem: str
-) -> None:
-    """In all its versions; the other models of the folder are found."""
+def test_a_wrong_configuration_breaks_only_its_model(tmp_path: Path, config: str, problem: str) -> None:
+    """All its versions are broken; the other models of the folder are found."""
     touch(tmp_path, "net/1/model.onnx", "other/1/model.onnx")
     (tmp_path / "net" / "config.pbtxt").write_text(config)
     broken: Broken = {}
@@ -367,7 +214,7 @@ def test_registered_models_as_a_folder(tmp_path: Path) -> None:
 
 
 def test_each_file_of_several_is_a_model(tmp_path: Path) -> None:
-    """Called as the file. Weights and notes beside them are none."""
+    """Each has the name of its file; weights and notes beside them are no models."""
     touch(tmp_path, "b.onnx", "a c.onnx", "b.onnx.data", "notes.txt", "d.pt2", "words.pkl", "deep/model.onnx")
     found = [
         (source.name, source.version, source.framework, source.path.name) for source in discover(tmp_path)
@@ -380,7 +227,7 @@ def test_each_file_of_several_is_a_model(tmp_path: Path) -> None:
 
 
 def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
-    """The others are served."""
+    """Other models are served."""
     broken: Broken = {}
     sources = discover(touch(tmp_path, "a.onnx", "b.onnx", "a.pt2", "c.onnx"), broken)
     assert [source.name for source in sources] == ["b", "c"]
@@ -406,13 +253,13 @@ def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_unclear_folders_are_refused(tmp_path: Path, files: list[str], problem: str) -> None:
-    """What is unclear or not there is refused, and the message says what was looked for."""
+    """Ambiguous and empty folders are refused, and the message has the expected files."""
     with pytest.raises(RepositoryError, match=problem):
         discover(touch(tmp_path, *files))
 
 
-def test_a_folder_whose_name_is_none_is_broken_alone(tmp_path: Path) -> None:
-    """It takes nothing from the models beside it; without those it is the error."""
+def test_a_folder_with_an_invalid_name_breaks_only_its_model(tmp_path: Path) -> None:
+    """The models beside it are served; without these it is the error."""
     folder = touch(tmp_path, "net/1/model.onnx", "my:net/1/model.onnx", "my:net/3/model.onnx")
     broken: Broken = {}
     assert [source.name for source in discover(folder, broken)] == ["net"]
@@ -424,7 +271,7 @@ def test_a_folder_whose_name_is_none_is_broken_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read_is_broken_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is that of a model, or of a version."""
+    """It may be the folder of a model or of a version."""
     folder = touch(tmp_path, "net/1/model.onnx", "net/2/model.onnx", "shut/1/model.onnx")
     is_dir = Path.is_dir
 
@@ -459,13 +306,13 @@ def test_a_folder_that_cannot_be_read_is_broken_alone(
     ],
 )
 def test_a_path_has_one_name(tmp_path: Path, file: str, served: str, name: str) -> None:
-    """Whether the model is found there, or is to be found there later or elsewhere, such as in a pod."""
+    """The name does not depend on whether the model is found there now, later, or in a pod."""
     (source,) = discover(touch(tmp_path, file) / served)
     assert source.name == likely_name(tmp_path / served) == name
 
 
-def test_of_one_number_the_folder_without_zeros_counts(tmp_path: Path) -> None:
-    """As in Triton; alone, one with zeros is a version, as in TensorFlow Serving."""
+def test_the_folder_without_leading_zeros_counts(tmp_path: Path) -> None:
+    """This is Triton's rule; a single folder with zeros is a version, as in TensorFlow Serving."""
     folder = touch(tmp_path, "net/1/model.onnx", "net/01/old.onnx", "padded/0003/model.onnx")
     net, padded = discover(folder)
     assert (net.version, net.path.name) == (1, "model.onnx")
@@ -483,14 +330,14 @@ def test_of_one_number_the_folder_without_zeros_counts(tmp_path: Path) -> None:
         ("model.bin", r"\*.joblib\): write a score.py whose init\(\) loads it"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, file: str, hint: str) -> None:
-    """In one sentence: layouts of folders are of no interest to who has named a file."""
+def test_a_file_of_another_kind_is_refused_with_advice(tmp_path: Path, file: str, hint: str) -> None:
+    """The sentence is about the file, not about layouts of folders."""
     with pytest.raises(RepositoryError, match=f"{file} is no file that Stoker loads by itself .*{hint}"):
         discover(touch(tmp_path, file) / file)
 
 
 def test_a_saved_models_file_stands_for_its_folder(tmp_path: Path) -> None:
-    """In its name and version too."""
+    """The folder also gives its name and version."""
     touch(tmp_path, "iris/3/saved_model.pb", "flat/saved_model.pb")
     for path in (tmp_path / "iris" / "3", tmp_path / "flat"):
         assert discover(path / "saved_model.pb") == discover(path)
@@ -511,17 +358,17 @@ def test_a_saved_models_file_stands_for_its_folder(tmp_path: Path) -> None:
 def test_unreadable_file_is_refused_as_permission_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, refused: str
 ) -> None:
-    """The error names the unreadable path before a framework complains of something else."""
+    """The error names the unreadable path before a framework raises another error."""
     touch(tmp_path, "small.onnx", "repo/net/1/saved_model.pb", "secret/model.onnx")
     monkeypatch.setattr(
-        "stoker.models.frameworks.os.access", lambda asked, _: Path(asked) != tmp_path / refused
+        "stoker.models.frameworks.os.access", lambda path_of_file, _: Path(path_of_file) != tmp_path / refused
     )
     with pytest.raises(RepositoryError, match=f"{tmp_path / refused} cannot be read: permission denied"):
         discover(tmp_path / path)
 
 
 def test_names_that_are_no_text_are_refused_unless_python_opens_the_file(tmp_path: Path) -> None:
-    """Frameworks take paths as UTF-8; entry scripts are Python's own business."""
+    """Frameworks take paths as UTF-8; Python itself opens entry scripts."""
     model, script = (tmp_path / os.fsdecode(name) for name in (b"b\xffd.onnx", b"b\xffd.py"))
     model.touch()
     script.touch()
@@ -531,7 +378,7 @@ def test_names_that_are_no_text_are_refused_unless_python_opens_the_file(tmp_pat
 
 
 def test_a_model_py_of_tritons_python_backend_is_a_script(tmp_path: Path) -> None:
-    """By its class, beside whatever else is there; its configuration must name the backend."""
+    """Its class shows it, beside any other files; its configuration must name the backend."""
     touch(tmp_path, "net/1/model.pt")
     (tmp_path / "net" / "1" / "model.py").write_text("class Net: ...")
     assert [source.framework for source in discover(tmp_path)] == ["torch"]
