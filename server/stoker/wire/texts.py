@@ -1,4 +1,4 @@
-"""Texts as rows of tokens (decision 71): a row is the number of its tokens, and for each its id and segment.
+"""Texts as rows of tokens: of each text the number of its tokens, then their ids and segments (decision 71).
 
 Hugging Face's library `tokenizers` reads texts without Python's interpreter lock. A `tokenizer.json` is data: it
 chooses among components of the library, and cannot name code.
