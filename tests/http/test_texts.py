@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.http.raw_http import Answer, bearer, request, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port
-from tests.text_models import write_text_model
+from tests.text_models import WORDS, write_text_model
 from tests.tiny_models import write_script
 
 from stoker_client import Client
@@ -343,3 +343,21 @@ def test_texts_begin_a_pipeline(served: Served) -> None:
     expected = served.own_answers(*TEXTS, LONG).argmax(axis=1)
     assert served.score([*TEXTS, LONG], "place").json() == expected.tolist()
     assert served.score([1], "place").status == 422
+
+
+def test_callers_share_batches_and_get_their_own_answers(served: Served) -> None:
+    """Sixteen callers at once send texts of all lengths, some cut, some that are encoded on threads."""
+    random = np.random.default_rng(11)
+    words = WORDS.split()
+    lengths = np.clip(random.lognormal(2.5, 1, 120).astype(int), 1, 400)
+    texts = [" ".join(random.choice(words, length)) for length in lengths]
+    expected = served.own_answers(*texts)
+
+    def call(number: int) -> None:
+        mine = np.random.default_rng(number).integers(0, len(texts), (12, 3))
+        for places in mine:
+            answer = served.score([texts[place] for place in places])
+            assert close(answer.json(), expected[places])
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(call, range(16)))
