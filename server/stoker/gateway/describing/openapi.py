@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker import __version__
 from stoker.gateway.describing.swagger import Naming, input_schema, output_schema
+from stoker.gateway.describing.text_paths import text_paths
 from stoker.gateway.model_directory import service_path
 from stoker.gateway.scoring.service import Service
 from stoker.samples.example_bodies import make_rows
@@ -48,6 +49,9 @@ def describe_server(
         names = ["/score"] if service.name == leading else []
         for path in (*names, f"{service_path(service.name)}/score"):
             paths[path] = {"post": _scoring(service, path, examples.get(service.name))}
+        if service.signature is not None and service.signature.callers is not None:
+            for prefix in ("",) * (service.name == leading) + (service_path(service.name),):
+                paths |= text_paths(service, prefix)
     for path, text in (
         ("/v2/health/live", "The server runs."),
         ("/v2/health/ready", "All models can score."),

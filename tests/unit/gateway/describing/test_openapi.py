@@ -10,6 +10,7 @@ from stoker.gateway.describing.openapi import describe_server
 from stoker.gateway.describing.swagger import Naming
 from stoker.script_form import ScriptForm
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.wire.texts import text_tensors
 
 PAIR = Signature(
     (TensorSpec("image", "float32", (28, 28)), TensorSpec("kind", "int8", ())),
@@ -93,3 +94,21 @@ def test_script_has_its_own_schemas_and_the_given_example() -> None:
         )
     )
     assert service_body == {"schema": form.input_schema, "example": {"a": 3}}
+
+
+@pytest.mark.parametrize(("size", "paths"), [(4, ["embeddings"]), (1, ["embeddings", "rerank"])])
+def test_models_of_texts_have_embeddings_and_ranks(size: int, paths: list[str]) -> None:
+    """Ranks only where a text has one score; the only model has them without its name too."""
+    service = puppet_service("digits")
+    outputs = (TensorSpec("vector", "float32", (size,)),)
+    service.signature = Signature(
+        (TensorSpec("text", "int32", (9,)),),
+        outputs,
+        callers=text_tensors((TensorInfo("vector", "float32", (-1, size)),)),
+    )
+    described = describe_server([service], "digits", {}, Naming())["paths"]
+    found = [path for path in described if "/v1/" in path and not path.endswith("score")]
+    prefixes = ("", "/api/v1/service/digits")
+    assert found == [f"{prefix}/v1/{path}" for prefix in prefixes for path in paths]
+    names = [described[path]["post"]["operationId"] for path in found]
+    assert len(set(names)) == len(names)
