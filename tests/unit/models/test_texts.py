@@ -41,7 +41,7 @@ def test_limits_come_from_the_files_beside_it(folder: Path) -> None:
     assert find(folder) == TextInput(folder / "tokenizer.json", 98, pad_id=1)
 
 
-def test_what_is_no_limit_is_passed_over(folder: Path) -> None:
+def test_limits_that_are_no_numbers_or_too_large_are_ignored(folder: Path) -> None:
     """Words, and numbers beyond all limits; then a setting is free."""
     (folder / "config.json").write_text(
         json.dumps({"max_position_embeddings": "many", "model_type": "roberta"})
