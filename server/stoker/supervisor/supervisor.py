@@ -32,12 +32,12 @@ from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.frontend_requests import FrontendRequests
 from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.pipeline_checks import join_pipelines
 from stoker.supervisor.recycler import Recycler
 from stoker.supervisor.reports import StartUp
 from stoker.supervisor.repository_poller import RepositoryPoller
-from stoker.supervisor.requests import Requests
 from stoker.supervisor.residency import Residency
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.shutdown import Shutdown
@@ -99,7 +99,7 @@ class Supervisor:
         self._residency = self._make_residency(memory, events)
         self._rollout = Rollout(self._catalogue, self.fleet, stock, memory, events, self._residency)
         live = LiveSettings(self.fleet, trace_settings, settings.trace_ratio)
-        self._requests = Requests(
+        self._requests = FrontendRequests(
             self._rollout, self.fleet.frontends, self.background, self._reload, live,
             self._catalogue.pipelines, None if sign_in is None else functools.partial(self._find_keys, sign_in),
         )  # fmt: skip

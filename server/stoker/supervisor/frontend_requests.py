@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Requests:
+class FrontendRequests:
     """Answers requests of frontends; see `stoker.gateway.administration`."""
 
     def __init__(

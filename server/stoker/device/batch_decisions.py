@@ -1,4 +1,4 @@
-"""Values of the batching scheduler: its settings, what it decides, and what it proposes to other models."""
+"""The decisions of the batching scheduler, with its settings: batches that leave, and proposals to shared devices."""
 
 from __future__ import annotations
 

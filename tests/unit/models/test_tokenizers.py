@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.models import texts
+from stoker.models import tokenizers
 from stoker.models.sources import ModelSource
-from stoker.models.texts import find_text_input
+from stoker.models.tokenizers import find_text_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.sequence import read_sequence
 from stoker.settings.text_input import TextInput, TextSettings
@@ -78,7 +78,7 @@ def test_models_without_texts(folder: Path) -> None:
 
 def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are served with numbers, unless texts are set."""
-    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
     assert find(folder) is None
     with pytest.raises(InvalidSettings, match="m: the library tokenizers is not installed"):
         find(folder, text=TextSettings())
