@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import CALLER_BITS, NORMAL_TIER
-from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditSchedule
 from stoker.device.batch import Batch
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_decisions import BatchPolicy

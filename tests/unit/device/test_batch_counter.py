@@ -10,7 +10,7 @@ import pytest
 from tests.puppets import metric_memory
 
 from stoker.arena import NORMAL
-from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditSchedule
 from stoker.device.batch import Batch
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_counter import BatchCounter
