@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stoker.device.row_blocks import RowBlock
 from stoker.settings.choices import Late
-
-if TYPE_CHECKING:
-    from stoker.device.row_blocks import RowBlock
 
 
 @dataclass(frozen=True, slots=True)

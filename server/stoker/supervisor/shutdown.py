@@ -8,16 +8,14 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.control.frontend_messages import Drain, Stop
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.background import Background
-    from stoker.supervisor.catalogue import Catalogue
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.handover import Handover
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.background import Background
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.handover import Handover
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.control.frontend_messages import (
     Ask,
@@ -32,6 +32,7 @@ from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.frontend_process import FrontendChild
 from stoker.supervisor.frontend_requests import FrontendRequests
 from stoker.supervisor.handover import Handover
 from stoker.supervisor.live_settings import LiveSettings
@@ -42,15 +43,12 @@ from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.residency import Residency
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.shutdown import Shutdown
+from stoker.supervisor.sign_in import SignInLink
+from stoker.supervisor.stock import FirstModels, Stock
 from stoker.supervisor.successor import Successor
 from stoker.supervisor.trace_sender import trace_sender
 from stoker.supervisor.trials import Trials
 from stoker.supervisor.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from stoker.supervisor.frontend_process import FrontendChild
-    from stoker.supervisor.sign_in import SignInLink
-    from stoker.supervisor.stock import FirstModels, Stock
 
 logger = logging.getLogger(__name__)
 
