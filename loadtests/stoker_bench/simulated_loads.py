@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.settings.choices import Admission
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
 from stoker.simulation.workload import Curve, Jitter, Requests, Stream

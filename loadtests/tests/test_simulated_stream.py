@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.simulation.workload import Jitter, Requests, Stream
 from stoker.simulation.world import NEVER_NS
 from stoker_bench.simulated_stream import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.commands.terminal import number_option
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.simulation.workload import CURVES, Curve, Stream
 from stoker_bench.simulated_loads import Row, simulate_arrivals, simulate_callers, simulate_load
