@@ -54,7 +54,7 @@ def test_defaults_are_those_of_the_options(run_options: list[object]) -> None:
 def test_the_bench_of_images_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started it says so, and how to install it."""
     monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "PIL" else name)
-    with pytest.raises(InvalidSettings, match=r"--images needs packages that are missing here; .*images"):
+    with pytest.raises(InvalidSettings, match=r"--images needs packages that are missing here; .*pillow"):
         bench.run(parsed("--images"))
 
 
