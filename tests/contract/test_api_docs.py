@@ -32,7 +32,7 @@ def test_description_needs_a_key_as_other_metadata_do(server: InProcessServer) -
 
 
 def test_example_of_the_description_is_scored(server: InProcessServer) -> None:
-    """Whoever tries the page begins with it."""
+    """Readers of the page try it first."""
     described = json.loads(server.ask("GET", "/openapi.json").body)
     content = described["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
     assert server.ask(body=json.dumps(content["example"]).encode()).status == 200

@@ -1,4 +1,4 @@
-"""What a schema cannot say of the bodies that schemathesis makes."""
+"""Limits on schemathesis' bodies that a schema cannot express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says is what the server does, by schemathesis, with bodies that fit and others."""
+"""The server behaves as `/openapi.json` describes, by schemathesis, with valid bodies and others."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ LEFT_OUT_OF_OTHERS: Final = f"{LEFT_OUT},negative_data_rejection,positive_data_a
     [("--exclude-path-regex", LEFT_OUT, 6), ("--include-path-regex", LEFT_OUT_OF_OTHERS, 2)],
     ids=["most", "others"],
 )
-def test_server_does_what_its_description_says(
+def test_server_behaves_as_described(
     server: LiveServer, tmp_path: Path, choice: str, left_out: str, operations: int
 ) -> None:
-    """Bodies that fit a schema are scored, others refused, and each answer fits what is said of its status."""
+    """Bodies that fit a schema are scored, others refused, and each answer fits the schema of its status."""
     command = [
         *(PROGRAM, "run", f"http://127.0.0.1:{server.port}/openapi.json", choice, "/(schema|pair)/"),
         *("--header", f"Authorization: Bearer {PRIMARY}", "--max-examples", "60", "--seed", "1"),

@@ -74,8 +74,8 @@ def test_answer_may_have_null_where_that_stands_for_numbers(non_finite: str, kin
     assert answer["example"] == {"p": [[0] * 10], "ok": [False]}
 
 
-def test_body_may_be_anything_where_only_the_model_knows() -> None:
-    """So it may be of a model that is not loaded yet, and of a script without a schema."""
+def test_body_without_a_known_form_has_an_open_schema() -> None:
+    """This holds for a model that is not loaded yet, and for a script without a schema."""
     script = Signature(BODIES.inputs, BODIES.outputs, takes="body", script=ScriptForm())
     for signature in (None, script):
         operation = describe(signature)
