@@ -49,7 +49,8 @@ def fetch(npm: list[str], folder: Path, *options: str) -> Path:
     """Fetch the packages of the lock file into `folder`; returns where they are."""
     for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(HERE / name, folder)
-    subprocess.run([*npm, "ci", "--silent", *options], cwd=folder, check=True)
+    # With its errors, which say what is wrong with the network or the registry.
+    subprocess.run([*npm, "ci", "--loglevel=error", *options], cwd=folder, check=True)
     return folder / "node_modules"
 
 
@@ -90,7 +91,9 @@ def main() -> None:
                 lay(packages, FILES, PAGES / "console" / "page" / "libraries")
                 lay(packages, FILES_OF_DOCS, PAGES / "api_docs" / "page" / "libraries")
                 return
-            except (OSError, subprocess.CalledProcessError) as error:
+            except subprocess.CalledProcessError:
+                trouble = "npm failed, as it says above"
+            except OSError as error:
                 trouble = str(error)
     sys.stderr.write(f"The pages for browsers were not built, the server works without them: {trouble}\n")
     sys.exit(1 if required else 0)

@@ -171,4 +171,4 @@ def test_a_page_without_its_libraries_says_how_to_build_it(
     """Without its libraries it would be blank."""
     monkeypatch.setattr(routes, "is_console_built", lambda: False)
     page = server.ask("GET", "/console/")
-    assert (page.status, b"make console" in page.body) == (503, True)
+    assert (page.status, b"This page is not built" in page.body) == (503, True)

@@ -17,12 +17,23 @@ import pytest
 import tritonclient.grpc as triton
 from tests.http.raw_http import Answer, bearer, request, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port
-from tests.text_models import write_text_model
+from tests.text_models import WORDS, write_text_model
+from tests.tiny_models import write_script
 
 from stoker_client import Client
 
 Tokenizer = pytest.importorskip("tokenizers", reason="the extra text is not installed").Tokenizer
 
+GREATEST = """
+import stoker
+
+def init():
+    pass
+
+@stoker.batched(shape=(32,), dtype="float32")
+def run(data):
+    return data.argmax(axis=1)
+"""
 TEXTS = ["how far is it", "a quiet harbour " * 12, "stones", "é ß 漢 \U0001f525"]
 LONG = "how far is it to the next town " * 40
 
@@ -73,6 +84,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_text_model(scratch / "model")
     write_text_model(scratch / "ranker", head="logits", labels=1)
     write_text_model(scratch / "moods", head="logits")
+    write_script(scratch / "greatest", GREATEST)
     labels = {"0": "sad", "1": "calm", "2": "glad"}
     (scratch / "moods" / "config.json").write_text(json.dumps({"id2label": labels}))
     deployment = scratch / "deployment.yaml"
@@ -86,6 +98,12 @@ models:
   - {{path: model, name: numbers, text: off}}
   - {{path: ranker}}
   - {{path: moods}}
+  - {{path: greatest/score.py, name: greatest}}
+pipelines:
+  place:
+    steps:
+      - {{model: m, inputs: {{text: sentence}}, outputs: {{sentence_embedding: vector}}}}
+      - {{model: greatest, inputs: {{data: vector}}, outputs: {{result: place}}}}
 """)
     with LiveServer(scratch, "--config", deployment) as server:
         yield Served(server, port, scratch / "model")
@@ -318,3 +336,28 @@ def test_classes_have_labels(served: Served) -> None:
     moods = dataclasses.replace(served, folder=served.folder.parent / "moods")
     best = int(moods.own_answers("how far is it").argmax())
     assert output["data"][0].endswith(f":{best}:{['sad', 'calm', 'glad'][best]}")
+
+
+def test_texts_begin_a_pipeline(served: Served) -> None:
+    """Short texts and those that are encoded on a thread; one that is no text is refused."""
+    expected = served.own_answers(*TEXTS, LONG).argmax(axis=1)
+    assert served.score([*TEXTS, LONG], "place").json() == expected.tolist()
+    assert served.score([1], "place").status == 422
+
+
+def test_callers_share_batches_and_get_their_own_answers(served: Served) -> None:
+    """Sixteen callers at once send texts of all lengths, some cut, some that are encoded on threads."""
+    random = np.random.default_rng(11)
+    words = WORDS.split()
+    lengths = np.clip(random.lognormal(2.5, 1, 120).astype(int), 1, 400)
+    texts = [" ".join(random.choice(words, length)) for length in lengths]
+    expected = served.own_answers(*texts)
+
+    def call(number: int) -> None:
+        mine = np.random.default_rng(number).integers(0, len(texts), (12, 3))
+        for places in mine:
+            answer = served.score([texts[place] for place in places])
+            assert close(answer.json(), expected[places])
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(call, range(16)))

@@ -30,7 +30,9 @@ def test_a_server_is_shown_and_stopped(serve: Serve, doubler: Path) -> None:
     assert "stop with Ctrl-C" in run_stoker("logs", "doubler", *here).stdout
     rows = server.workspace.parent / "rows.json"
     rows.write_text("[[1, 2, 3, 4]]")
-    scored = run_stoker("score", "--data", str(rows), *here, env={"STOKER_PORT": ""})
+    scored = run_stoker(
+        "score", "--data", str(rows), *here, env={"STOKER_PORT": "", "STOKER_KEY": server.key}
+    )
     assert scored.stdout == "[2.0, 4.0, 6.0, 8.0]\n", scored.stderr
 
     assert run_stoker("reload", "--uri", str(first["uri"]), *here).returncode == 0

@@ -126,7 +126,7 @@ def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker.cli", "runs", "mirror", "--to", address]
     for new in (1, 0):
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=True)
-        assert done.stdout == f"{new} of 1 runs had something new for {address}\n"
+        assert done.stdout == f"{new} of 1 run had something new for {address}\n"
     look = (
         "from mlflow.tracking import MlflowClient\nimport sys\nclient = MlflowClient(tracking_uri=sys.argv[1])\n"
         "key = client.get_experiment_by_name('digits').experiment_id\n"

@@ -30,7 +30,7 @@ def test_modules_find_each_other_without_names_of_packages(tmp_path: Path, build
     target = tmp_path / "libraries"
     target.mkdir()
     (target / "old.js").touch()
-    build["lay"](packages(tmp_path / "packages", build, 'import{h}from"preact";'), target)
+    build["lay"](packages(tmp_path / "packages", build, 'import{h}from"preact";'), build["FILES"], target)
     assert {path.name for path in target.iterdir()} == set(build["FILES"].values())
     assert (target / "hooks.js").read_text() == 'import{h}from"./preact.js";\n'
     assert (target / "uplot.js").read_text() == "some text\n"
@@ -39,4 +39,6 @@ def test_modules_find_each_other_without_names_of_packages(tmp_path: Path, build
 def test_a_library_that_imports_otherwise_ends_the_build(tmp_path: Path, build: dict[str, Any]) -> None:
     """Else the page would be blank, and only a browser would say why."""
     with pytest.raises(SystemExit, match="does not import preact"):
-        build["lay"](packages(tmp_path / "packages", build, "import 'preact';"), tmp_path / "libraries")
+        build["lay"](
+            packages(tmp_path / "packages", build, "import 'preact';"), build["FILES"], tmp_path / "libraries"
+        )

@@ -97,7 +97,8 @@ def test_extra_gpu_installs_one_build_that_has_a_wheel_for_the_machine(machine: 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = map(Requirement, project["optional-dependencies"]["gpu"])
     where = {"platform_machine": machine, "sys_platform": "linux"}
-    assert [requirement.name for requirement in declared if applies(requirement, where)] == [build]
+    names = [requirement.name for requirement in declared if applies(requirement, where)]
+    assert [name for name in names if name.startswith("onnxruntime")] == [build]
 
 
 OF_THE_OPERATOR = {"lightgbm", "mlflow", "torchvision", "uv", "xgboost", "_typeshed"}

@@ -82,6 +82,8 @@ class SeenFiles:
 
 _NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
 """Folders that are always excluded, at any depth."""
+_OF_VIRTUAL_ENVIRONMENT: Final = "pyvenv.cfg"
+"""A file that each virtual environment has; these belong to this machine, and are excluded."""
 _OF_RUNS: Final = frozenset({"outputs", "logs"})
 """Folders at the top level that belong to runs."""
 _IGNORE_FILES: Final = (".amlignore", ".gitignore")
@@ -152,6 +154,8 @@ def _walk(
                 if entry.name in _NEVER or (not prefix and entry.name in _OF_RUNS):
                     continue
                 if away is not None and os.path.realpath(entry.path) == away:
+                    continue
+                if os.path.exists(f"{entry.path}/{_OF_VIRTUAL_ENVIRONMENT}"):  # noqa: PTH110  # for each folder
                     continue
                 # As in git: files in an excluded folder cannot be included again.
                 if spec is None or not spec.match_file(f"{name}/"):

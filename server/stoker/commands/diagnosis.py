@@ -52,7 +52,7 @@ from stoker.supervisor.ports import bind, reserve_grpc_port
 from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extensions import find_extension
 from stoker.system.extras import (
-    CONSOLE_MISSING,
+    console_missing,
     how_to_install,
     installed_extras,
     installed_onnx_builds,
@@ -113,7 +113,7 @@ def diagnose(
         Check("json", "ok", native_rows_note()),
         Check("console", "ok", "is built")
         if is_console_built()
-        else Check("console", "note", CONSOLE_MISSING),
+        else Check("console", "note", console_missing()),
     ]
     checks += [
         check_workspace(workspace),

@@ -158,8 +158,10 @@ def chosen_servers(args: argparse.Namespace) -> list[ServerRecord]:
     if args.server is not None:
         named = [record for record in found if _is_meant(record, args)]
         if not named:
+            models = sorted({name for record in found for name in find_model_names(record, args.workspace)})
             raise InvalidSettings(
-                f"no server here has the process id, the port or a model {args.server}; see 'stoker status'"
+                f"no server here has the process id, the port or the model {args.server}; served here: "
+                f"{', '.join(models) or 'none'}"
             )
         return named
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from stoker.settings.pipeline_graph import Graph, Links
 from stoker.settings.pipelines import Pipeline, Step
@@ -110,6 +111,9 @@ def _narrower(one: TensorInfo, other: TensorInfo) -> TensorInfo:
     return dataclasses.replace(one, shape=sizes)
 
 
+_TEXTS_BYTES: Final = 1 << 30
+
+
 def _signature(
     pipeline: Pipeline,
     models: Sequence[Signature],
@@ -119,9 +123,10 @@ def _signature(
     batched: bool,
 ) -> Signature:
     sequences = any(model.sequences for model in models)
-    if any(model.takes != "rows" for model in models):
-        # A row of each of these models has room for a whole request.
-        size_bytes = max(spec.shape[0] for model in models for spec in model.inputs if spec.variable)
+    if any(model.takes != "rows" or model.callers is not None for model in models):
+        # A row of each of these models has room for a whole request, but for those that take texts.
+        rooms = (spec.shape[0] for model in models for spec in model.inputs if spec.variable)
+        size_bytes = max(rooms, default=_TEXTS_BYTES)
         row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
         return Signature(row, row, "tensors", tensors=ModelTensors(inputs, outputs, batched, sequences))
     texts = [info.name for info in outputs if info.dtype == "string"]

@@ -11,6 +11,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from stoker.deployment import Deployment
 from stoker.device.loaded_model import LoadedModel
 from stoker.errors import InvalidInput, InvalidSettings, LoadTimeout
@@ -20,6 +22,7 @@ from stoker.offline.script_bodies import ScriptBodies
 from stoker.offline.tables import Columns, columns_of, in_form_of, inputs_of, script_rows
 from stoker.offline.tensor_requests import TensorRequests
 from stoker.tensors import Signature
+from stoker.wire.texts import TEXT, Tokenizing
 
 _Result = TypeVar("_Result")
 
@@ -87,6 +90,8 @@ class Predictor:
         try:
             self._loaded = self._load(where)
             self._scorer = self._make_scorer(batch_rows)
+            text = self.deployment.text if self.signature.callers is not None else None
+            self._tokenizing = None if text is None else Tokenizing(text)
         except BaseException:
             self.close()
             raise
@@ -139,6 +144,10 @@ class Predictor:
             outputs = self._on_thread(lambda: scorer.run(rows))
         else:
             feeds = inputs_of(columns, self.signature.named[0].tensors.inputs)
+            if self._tokenizing is not None:
+                texts = np.asarray(feeds[TEXT])
+                self._tokenizing.check(texts)
+                feeds = {TEXT: self._tokenizing.encode(texts).rows}
             outputs = self._on_thread(lambda: scorer.run(feeds))
         if kept:
             _check_kept(kept, outputs)

@@ -16,10 +16,12 @@ from stoker.errors import InvalidSettings, LoadFailed
 from stoker.offline.script_bodies import ScriptBodies
 from stoker.runtimes.base import RowFailure, Runtime
 from stoker.samples.sample import find_sample_feeds, first_rows
+from stoker.samples.text_sample import sample_texts
 from stoker.scripts.script_sample import find_sample
 from stoker.tensors import Signature, number_kind
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack
+from stoker.wire.texts import TEXT
 from stoker_client import tensors as client
 
 _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
@@ -57,6 +59,9 @@ def make_request(loaded: LoadedModel, deployment: Deployment, rows: int) -> Samp
     if signature.takes == "rows":
         specs = signature.inputs
         feeds = dict(zip((spec.name for spec in specs), _rows(loaded, rows), strict=True))
+        if signature.callers is not None:
+            texts = sample_texts(deployment)
+            feeds = {TEXT: np.resize(texts, (rows, *texts.shape[1:]))}
         noun = "rows" if rows > 1 else "row"
         note = f"{rows} {noun} of {sample.source}" if sample else f"{rows} random {noun}"
         return _infer(deployment.name, signature, feeds, f"{note}, binary")

@@ -29,7 +29,7 @@ from stoker.runtimes.token_batches import TokenCosts, length_bucket
 from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.samples.sample import find_sample_feeds
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
-from stoker.wire.texts import TEXT, Tokenizing, UnusableTokenizer, text_tensors, token_spec
+from stoker.wire.texts import TEXT, Tokenizing, UnusableTokenizer, text_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,9 @@ def text_runtime(
     infos = tuple(
         TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
     )
-    signature = Signature((token_spec(text),), outputs, callers=text_tensors(infos))
+    signature = Signature(
+        (TensorSpec(TEXT, "int32", (1 + text.max_tokens,)),), outputs, callers=text_tensors(infos)
+    )
     most, key = text.max_tokens, deployment.file_key()
     isolation, costs = _known.get(key, (None, None))
     if isolation is None:

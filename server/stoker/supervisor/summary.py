@@ -29,7 +29,7 @@ from stoker.supervisor.addresses import http_address, local_host
 from stoker.supervisor.reports import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.sign_in import LASTS_S
 from stoker.supervisor.tls_ports import TlsPort
-from stoker.system.extras import CONSOLE_MISSING, is_console_built
+from stoker.system.extras import console_missing, is_console_built
 from stoker.system.resources import usable_cores
 from stoker.system.wording import format_count
 from stoker.tensors import Signature
@@ -83,7 +83,7 @@ def summary(
         lines.append(f"  manage   {at}/models: TorchServe's management API")
     lines.append(f"  json     {native_rows_note()}")
     if settings.console and not is_console_built():
-        lines.append(f"  console  {CONSOLE_MISSING}")
+        lines.append(f"  console  {console_missing()}")
     elif settings.console:
         lines.append(f"  console  {address.base}/console{f'#token={token}' if token else ''}")
         if token:

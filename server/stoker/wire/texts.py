@@ -15,7 +15,7 @@ import numpy as np
 from stoker.errors import BodyTooLarge, InvalidInput, LoadFailed
 from stoker.settings.text_input import TextInput
 from stoker.system.durable import read_regular
-from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, TensorInfo
 
 TEXT: Final = "text"
 """The name of the input that callers see."""
@@ -46,11 +46,6 @@ class TokenRows(NamedTuple):
     cut: int
 
 
-def token_spec(text: TextInput) -> TensorSpec:
-    """Return the specification of a row of tokens."""
-    return TensorSpec(TEXT, "int32", (1 + text.max_tokens,))
-
-
 def text_tensors(outputs: Sequence[TensorInfo]) -> ModelTensors:
     """Return the tensors of a model that takes texts, as callers see them: strings, or pairs of strings."""
     text = TensorInfo(TEXT, "string", (-1,), any_rank=True, example='"How far is it?"')
@@ -76,8 +71,7 @@ class Tokenizing:
             padding = self._tokenizer.padding or {}
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(text.max_tokens)
-        except Exception as error:
-            # The library raises plain exceptions.
+        except BaseException as error:  # a panic of the library is no `Exception`
             raise UnusableTokenizer(f"{text.tokenizer} cannot be used: {error}") from error
         self.pad_id: int = padding.get("pad_id", 0) if text.pad_id is None else text.pad_id
 
@@ -109,10 +103,13 @@ class Tokenizing:
                 raise InvalidInput(f"Text {first + place} is not UTF-8.") from None
             is_longer[place] = any(len(part) > _MOST_TOKEN_BYTES * most_tokens for part in parts)
             inputs.append(tuple(read) if len(read) == _PAIR else read[0])
-        has_segments = texts.shape[1:] == (_PAIR,)
-        for place, encoding in enumerate(self._tokenizer.encode_batch_fast(inputs)):
+        try:
+            encodings = self._tokenizer.encode_batch_fast(inputs)
+        except BaseException as error:  # a panic of the library is no `Exception`
+            raise RuntimeError(f"{self._text.tokenizer} fails on a text: {error}") from error
+        for place, encoding in enumerate(encodings):
             tokens = np.array(encoding.ids, np.int32)
-            if has_segments:
+            if isinstance(inputs[place], tuple):
                 tokens |= np.array(encoding.type_ids, np.int32) << SEGMENT_BITS
             rows[place, 0] = len(tokens)
             rows[place, 1 : 1 + len(tokens)] = tokens

@@ -52,7 +52,7 @@ def test_servers_are_named_if_none_is_chosen(tmp_path: Path, second: ServerRecor
     """A model that none of them has is an error too."""
     with pytest.raises(InvalidSettings, match=f"2 servers run here: .*{second.pid}"):
         chosen_server(argparse.Namespace(server=None, workspace=tmp_path))
-    with pytest.raises(InvalidSettings, match="a model bert; see 'stoker status'"):
+    with pytest.raises(InvalidSettings, match="the model bert; served here: digits, resnet"):
         chosen_server(argparse.Namespace(server="bert", workspace=tmp_path))
 
 

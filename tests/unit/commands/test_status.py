@@ -112,6 +112,6 @@ def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.
         assert "  no     -           -\n" in printed.out
         assert "cannot be reached" in printed.err
         assert main([*words, "1"]) == 2
-        assert "no server here has the process id, the port or a model 1;" in capsys.readouterr().err
+        assert "no server here has the process id, the port or the model 1;" in capsys.readouterr().err
     assert main(words) == 2
     assert "no server of the workspace" in capsys.readouterr().err

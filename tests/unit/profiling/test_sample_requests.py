@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.puppets import ROWS, PuppetRuntime
+from tests.text_models import write_tokenizer
 
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
@@ -16,8 +17,10 @@ from stoker.errors import InvalidSettings, LoadFailed
 from stoker.profiling.sample_requests import SampleRequest, make_request, prepare_batches
 from stoker.runtimes.base import RowFailure
 from stoker.script_form import ScriptForm
-from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.settings.text_input import TextInput
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import unpack
+from stoker.wire.texts import text_tensors
 
 FREE = Signature(
     (),
@@ -99,3 +102,17 @@ def test_a_script_without_a_sample_is_refused(deployment: Deployment) -> None:
     script = Signature((), (), takes="body", script=ScriptForm())
     with pytest.raises(InvalidSettings, match="digits is a script"):
         make_request(load(script), deployment, 1)
+
+
+def test_texts_are_sent_as_texts(tmp_path: Path) -> None:
+    """The request of a model that takes texts has those of its sample, or sentences, and no tokens."""
+    write_tokenizer(tmp_path)
+    text = TextInput(tmp_path / "tokenizer.json", 16)
+    model = Deployment("m", 1, "onnx", tmp_path / "model.onnx", tmp_path, 8, 64, text=text)
+    row = (TensorSpec("text", "int32", (17,)),)
+    signature = Signature(row, (TensorSpec("y", "float32", (2,)),), callers=text_tensors(()))
+    assert b"How far is it?" in make_request(load(signature), model, 1).body
+    (tmp_path / "sample_input.json").write_text('{"data": ["stones", "birds"]}')
+    request = make_request(load(signature), model, 3)
+    assert request.note == "3 rows of sample_input.json, binary"
+    assert request.body.endswith(b"stones\5\0\0\0birds\6\0\0\0stones")

@@ -205,7 +205,7 @@ def test_console_that_was_not_built_has_no_address(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(module, "is_console_built", lambda: False)
     lines = summary(ServerSettings(), Workspace(tmp_path), 8080, StartUp([], [_report(ROWS)], 1.0), {}, "abc")
     (line,) = (line for line in lines if line.startswith("  console "))
-    assert "make console" in line
+    assert "server/console/build.py" in line
     assert "http" not in line
 
 

@@ -190,6 +190,25 @@ def test_stoker_that_was_installed_from_a_clone_has_its_constraints(
     assert shlex.split(how_to_install("tests"))[-2:] == ["-c", str(clone / "constraints.txt")]
 
 
+@pytest.mark.parametrize("in_clone", [True, False])
+def test_advice_to_build_the_pages_fits_the_installation(
+    install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_clone: bool
+) -> None:
+    """A Stoker that was installed from a clone has to be installed again after the libraries were fetched there."""
+    clone = tmp_path / "clone"
+    for folder in extras.FOLDERS.values():
+        (clone / folder).mkdir(parents=True, exist_ok=True)
+    (clone / "constraints.txt").touch()
+    # Environments often lie in the clone.
+    packages = install("clone/venv", stoker="1")
+    (packages / "stoker-1.dist-info" / "direct_url.json").write_text(json.dumps({"url": clone.as_uri()}))
+    place = clone / "server" if in_clone else packages
+    monkeypatch.setattr(stoker, "__file__", str(place / "stoker" / "__init__.py"))
+    advice = extras.console_missing()
+    assert f"{clone}/server/console/build.py" in advice
+    assert (f"--force-reinstall --no-deps {clone}" in advice) is not in_clone
+
+
 def test_modules_alone_know_no_packages(install: Callable[..., Path]) -> None:
     """In the environment of a model for another Python, Stoker's modules are there and its metadata are not."""
     install("site-packages", onnx="1.0")

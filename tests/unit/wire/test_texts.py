@@ -10,7 +10,7 @@ from tests.text_models import write_tokenizer
 
 from stoker.errors import BodyTooLarge, InvalidInput, LoadFailed
 from stoker.settings.text_input import TextInput
-from stoker.wire.texts import SEGMENT_BITS, Tokenizing, text_tensors, token_spec
+from stoker.wire.texts import SEGMENT_BITS, Tokenizing, text_tensors
 
 
 def strings(*values: Any) -> np.ndarray:
@@ -128,7 +128,23 @@ def test_a_file_that_is_no_tokenizer_is_a_load_error(text: TextInput, content: b
         Tokenizing(text)
 
 
-def test_tensors_of_texts(text: TextInput) -> None:
-    """Callers see strings, the device sees tokens."""
+def test_tensors_of_texts() -> None:
+    """Callers see strings."""
     assert str(text_tensors(()).inputs[0]) == "text string[...]"
-    assert token_spec(text).shape == (13,)
+
+
+class _Panic(BaseException):
+    """As the library's own, which is no `Exception`."""
+
+
+class _Panicking:
+    def encode_batch_fast(self, inputs: object) -> None:
+        raise _Panic("index out of bounds")
+
+
+def test_a_panic_of_the_library_is_an_error(text: TextInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails its request, and ends no thread."""
+    tokenizing = Tokenizing(text)
+    monkeypatch.setattr(tokenizing, "_tokenizer", _Panicking())
+    with pytest.raises(RuntimeError, match=r"tokenizer\.json fails on a text: index out of bounds"):
+        tokenizing.encode(strings("a"))

@@ -9,7 +9,6 @@ from typing import Final
 from starlette.responses import PlainTextResponse, Response
 
 from stoker.errors import NotFound
-from stoker.system.extras import CONSOLE_MISSING
 
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -43,7 +42,11 @@ class PageFiles:
     def page(self, *, is_built: bool) -> Response:
         """Return the page, or how to build it."""
         if not is_built:
-            return PlainTextResponse(f"This page is {CONSOLE_MISSING}\n", 503, headers=_HEADERS)
+            return PlainTextResponse(
+                "This page is not built; the start of the server says how to build it.\n",
+                503,
+                headers=_HEADERS,
+            )
         return self._response("index.html")
 
     def file(self, name: str) -> Response:

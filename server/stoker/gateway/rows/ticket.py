@@ -131,6 +131,7 @@ class Ticket:
         deadline_ns: When the caller stops waiting, on the exchange's clock.
         enqueued_ns: When its first rows were queued.
         started_ns, finished_ns: When its last batch left for the device and came back.
+        tokens: How many tokens its texts have; set for models that take texts.
         turn_ns: How long that batch waited for its turn of the device while the request was in it.
         exchange: The exchange that holds its rows, and that sets the following attributes:
         is_open: Whether it has neither been completed nor given up.
@@ -154,6 +155,7 @@ class Ticket:
         "sequence",
         "sliced",
         "started_ns",
+        "tokens",
         "turn_ns",
         "urgency",
     )
@@ -169,6 +171,7 @@ class Ticket:
     row_numbers: list[int]
     rows_left: int
     sequence: SequenceStep
+    tokens: int
 
     def __init__(self, deadline_ns: int) -> None:
         # Only what `Exchange.submit` does not set anyway: this runs once per request.
@@ -255,8 +258,9 @@ class Ticket:
         numbers = self.row_numbers if self.rows and self.sliced is None else []
         return BatchFacts.unpacked(int(self.exchange.arena.detail[numbers[-1]])) if numbers else None
 
-    def note_texts(self, tokens: int, cut: int) -> None:  # for subclasses
+    def note_texts(self, tokens: int, cut: int) -> None:  # noqa: ARG002  # for subclasses
         """Record how many tokens its texts have, and how many of them were cut; called before its submission."""
+        self.tokens = tokens
 
     def await_rows(self, exchange: Exchange) -> None:
         """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""

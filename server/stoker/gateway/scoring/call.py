@@ -197,24 +197,12 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
             submits the call; the arrays are valid only until it returns.
-        tokens: How many tokens its texts have; set for models that take texts.
         context: Properties of the request that its protocol has set for its dialect before the submission.
     """
 
-    __slots__ = (
-        "_again",
-        "_ids",
-        "_respond",
-        "_service",
-        "context",
-        "dialect",
-        "received_ns",
-        "tokens",
-        "write",
-    )
+    __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")
 
     context: Any
-    tokens: int
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
@@ -270,7 +258,7 @@ class Call(Ticket):
 
     def note_texts(self, tokens: int, cut: int) -> None:
         """Record the tokens of its texts; its answer says how many texts were cut."""
-        self.tokens = tokens
+        super().note_texts(tokens, cut)
         if cut:
             self.add_lines(b"stoker-cut-texts: %d\r\n" % cut)
 

@@ -9,7 +9,7 @@ from stoker.system.durable import Copied
 from stoker_base.trees import remove_tree
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records import snapshots
-from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.snapshots import SnapshotStore, source_files
 
 
 def write(folder: Path, **files: str) -> None:
@@ -234,3 +234,12 @@ def test_odd_names_are_kept(source: Path, store: SnapshotStore) -> None:
     tree = store.path(store.take(source).digest)
     assert (tree / "a\nb").read_text() == "1"
     assert (tree / os.fsdecode(b"\xff.bin")).read_text() == "2"
+
+
+def test_virtual_environments_are_left_out(tmp_path: Path) -> None:
+    """One often lies beside the script, has hundreds of MB, and works on this machine alone."""
+    (tmp_path / "my-venv" / "lib").mkdir(parents=True)
+    (tmp_path / "my-venv" / "pyvenv.cfg").touch()
+    (tmp_path / "my-venv" / "lib" / "module.py").touch()
+    (tmp_path / "train.py").touch()
+    assert [file.name for file in source_files(tmp_path)] == ["train.py"]
