@@ -29,7 +29,7 @@ from stoker.runtimes.token_batches import TokenCosts, length_bucket
 from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.samples.sample import find_sample_feeds
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
-from stoker.wire.texts import TEXT, Tokenizing, UnusableTokenizer, text_tensors
+from stoker.wire.texts import SEGMENT_BITS, TEXT, Tokenizing, UnusableTokenizer, text_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,15 @@ def text_runtime(
         if not tensors.batched:
             raise LoadFailed("its inputs have no batch axis")  # noqa: TRY301  # one of several reasons
         feeds = TokenFeeds(tensors.inputs)
-        feeds.pad_id = Tokenizing(text).pad_id
+        tokenizing = Tokenizing(text)
+        feeds.pad_id = tokenizing.pad_id
         if 0 < feeds.fixed_tokens < text.max_tokens:
             raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
         outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
+        _check_largest_id(run, feeds, tokenizing.find_largest_id())
     except UnusableTokenizer:
         raise
     except LoadFailed as error:
@@ -210,6 +212,18 @@ def _outputs_of_rows(
             "(stoker models import)"
         )
     return found
+
+
+def _check_largest_id(run: Run, feeds: TokenFeeds, largest: int) -> None:
+    """Raise LoadFailed if the model has fewer tokens than its tokenizer: then some texts would fail."""
+    if largest >> SEGMENT_BITS:
+        raise LoadFailed(f"its tokenizer has the id {largest}; ids have up to {SEGMENT_BITS} bits")
+    try:
+        run(feeds.feeds(np.array([[1, largest]], np.int32), feeds.fixed_tokens or 1))
+    except Exception as error:
+        raise LoadFailed(
+            f"its tokenizer has ids of tokens up to {largest}, and the model fails on that one: {error}"
+        ) from error
 
 
 def _with_padding(

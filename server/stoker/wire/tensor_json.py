@@ -58,7 +58,7 @@ def tensors_of(document: Any, tensors: ModelTensors) -> dict[str, np.ndarray]:
     if len(names) == 1 and not isinstance(data, dict):
         data = {names[0]: data}
     if not isinstance(data, dict) or set(data) != set(names):
-        came = quoted_names(data) if isinstance(data, dict) else kind_of(data)
+        came = (quoted_names(data) or "none") if isinstance(data, dict) else kind_of(data)
         raise InvalidInput(f'"data" must be an object with the inputs {", ".join(names)}; got {came}.')
     arrays = {info.name: as_tensor(data[info.name], info, encoded=True) for info in tensors.inputs}
     check_rows(arrays, tensors)
@@ -72,6 +72,9 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise InvalidInput.different_rows(counts.items())
+    for info in tensors.inputs:
+        if not arrays[info.name].ndim:
+            raise InvalidInput(f"{info.name}: expected a list of rows, got a single value.")
     if not all(counts.values()):
         raise InvalidInput("The request holds no rows.")
 

@@ -36,8 +36,8 @@ def decode_embeddings(body: bytes) -> TextRequest:
     texts = [given] if isinstance(given, str) else given
     if not _are_texts(texts):
         raise InvalidInput('"input" must be a text or a list of texts; tokens are not taken.')
-    form = document.get("encoding_format", "float")
-    if form not in ("float", "base64"):
+    form = document.get("encoding_format")
+    if form not in (None, "float", "base64"):
         raise InvalidInput('"encoding_format" must be float or base64.')
     size = document.get("dimensions")
     if size is not None and (type(size) is not int or size < 1):
@@ -51,11 +51,11 @@ def decode_embeddings(body: bytes) -> TextRequest:
             vectors = np.ascontiguousarray(vectors[:, :size])
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
         binary = (base64.b64encode(vector.tobytes()).decode() for vector in vectors)
-        listed = enumerate(vectors if form == "float" else binary)
+        listed = enumerate(vectors if form != "base64" else binary)
         data = [{"object": "embedding", "index": index, "embedding": one} for index, one in listed]
         return {"object": "list", "data": data}
 
-    return TextRequest(_strings(texts), str(document.get("model", "")), encode)
+    return TextRequest(_strings(texts), _model(document), encode)
 
 
 def decode_rerank(body: bytes) -> TextRequest:
@@ -81,7 +81,7 @@ def decode_rerank(body: bytes) -> TextRequest:
             results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
         return {"object": "list", "results": results[:top]}
 
-    return TextRequest(_strings([[query, text] for text in texts]), str(document.get("model", "")), encode)
+    return TextRequest(_strings([[query, text] for text in texts]), _model(document), encode)
 
 
 def encode_answer(request: TextRequest, model: str, outputs: Mapping[str, np.ndarray], tokens: int) -> bytes:
@@ -98,6 +98,11 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidInput("The body must be a JSON object.")
     return document
+
+
+def _model(document: dict[str, Any]) -> str:
+    name = document.get("model")
+    return "" if name is None else str(name)
 
 
 def _are_texts(texts: Any) -> bool:

@@ -75,6 +75,10 @@ class Tokenizing:
             raise UnusableTokenizer(f"{text.tokenizer} cannot be used: {error}") from error
         self.pad_id: int = padding.get("pad_id", 0) if text.pad_id is None else text.pad_id
 
+    def find_largest_id(self) -> int:
+        """Return the largest id of a token."""
+        return max(self._tokenizer.get_vocab().values(), default=0)
+
     def check(self, texts: np.ndarray) -> None:
         """Raise an error for arrays other than `object[n]`, `object[n, 1]`, or pairs of texts, `object[n, 2]`."""
         if texts.shape[1:] not in ((), (1,), (_PAIR,)) or not texts.ndim:
@@ -104,7 +108,10 @@ class Tokenizing:
             is_longer[place] = any(len(part) > _MOST_TOKEN_BYTES * most_tokens for part in parts)
             inputs.append(tuple(read) if len(read) == _PAIR else read[0])
         try:
-            encodings = self._tokenizer.encode_batch_fast(inputs)
+            # The fast way gives pairs no segments where the tokenizer has no post-processor.
+            is_pairs = texts.shape[1:] == (_PAIR,)
+            encode = self._tokenizer.encode_batch if is_pairs else self._tokenizer.encode_batch_fast
+            encodings = encode(inputs)
         except BaseException as error:  # a panic of the library is no `Exception`
             raise RuntimeError(f"{self._text.tokenizer} fails on a text: {error}") from error
         for place, encoding in enumerate(encodings):

@@ -265,3 +265,16 @@ def test_saved_models_take_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     words = encoder_weights()["words"]
     expected = [words[row[1 : 1 + row[0]]].mean(axis=0) for row in rows]
     assert np.allclose(loaded.runtime.run([rows])[0], expected, atol=1e-5)
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer_is_a_load_error(tmp_path: Path) -> None:
+    """Only some texts would fail, and those of the test may not."""
+    weights = encoder_weights()
+    write_tokenizer(tmp_path)
+    weights["words"] = weights["words"][:150]
+    write_encoder(tmp_path / "model.onnx", weights)
+    (tmp_path / "sample_input.json").write_text(json.dumps({"data": ["a b c"]}))
+    with pytest.raises(
+        LoadFailed, match=r"its tokenizer has ids of tokens up to \d+, and the model fails on"
+    ):
+        load(deployment(tmp_path), CPU)

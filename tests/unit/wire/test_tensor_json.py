@@ -217,3 +217,13 @@ def test_signature_marks_outputs_that_are_objects() -> None:
     found = Signature.from_json(older).model_tensors
     assert found is not None
     assert [(info.labels, info.as_objects) for info in found.outputs] == [(NAMES, False), ((), False)]
+
+
+def test_a_single_value_is_no_list_of_rows() -> None:
+    """The error says so; so does that of an object without inputs."""
+    text = TensorInfo("text", "string", (-1,), any_rank=True)
+    tensors = ModelTensors((text,), (), batched=True)
+    with pytest.raises(InvalidInput, match="text: expected a list of rows, got a single value"):
+        decode_tensors(b'{"data": "x"}', tensors)
+    with pytest.raises(InvalidInput, match="the inputs text; got none"):
+        decode_tensors(b'{"data": {}}', tensors)

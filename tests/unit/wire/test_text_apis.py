@@ -42,3 +42,12 @@ def test_scores_of_any_size_are_between_0_and_1() -> None:
         (3, 0.5),
         (0, 0.0),
     ]
+
+
+def test_fields_that_are_null_are_not_given() -> None:
+    """As clients send what their callers leave open."""
+    request = decode_embeddings(b'{"input": "a", "model": null, "encoding_format": null, "dimensions": null}')
+    assert request.model == ""
+    answer = json.loads(encode_answer(request, "m", {"vector": np.array([[1.0, 2.0]])}, 1))
+    assert answer["data"][0]["embedding"] == [1.0, 2.0]
+    assert decode_rerank(b'{"query": "q", "documents": ["a"], "model": null, "top_n": null}').model == ""

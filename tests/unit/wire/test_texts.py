@@ -1,5 +1,6 @@
 """Texts as rows of tokens."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,17 @@ def test_a_panic_of_the_library_is_an_error(text: TextInput, monkeypatch: pytest
     monkeypatch.setattr(tokenizing, "_tokenizer", _Panicking())
     with pytest.raises(RuntimeError, match=r"tokenizer\.json fails on a text: index out of bounds"):
         tokenizing.encode(strings("a"))
+
+
+def test_pairs_have_segments_without_a_post_processor(text: TextInput) -> None:
+    """The library's fast way leaves them out; texts alone have none."""
+    content = json.loads(text.tokenizer.read_text())
+    text.tokenizer.write_text(json.dumps({**content, "post_processor": None}))
+    pairs = Tokenizing(text).encode(strings(["far", "is far"])).rows
+    assert segments_of(pairs[0]) == [0, 1, 1]
+
+
+def test_the_largest_id_is_found(text: TextInput, tmp_path: Path) -> None:
+    """That of the vocabulary."""
+    vocabulary = write_tokenizer(tmp_path).get_vocab()
+    assert Tokenizing(text).find_largest_id() == max(vocabulary.values())
