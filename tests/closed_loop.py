@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
 from stoker.gateway.rows.admission import retry_after_ms

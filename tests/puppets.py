@@ -24,8 +24,8 @@ from tests.patience import PATIENCE_S
 
 from stoker.arena import Arena
 from stoker.device.auditing import AuditPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
 from stoker.device.device_turns import ModelTurn
 from stoker.device.first_batches import is_pipelined

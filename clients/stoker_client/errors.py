@@ -104,7 +104,6 @@ __all__ = [
     "UnknownSequence",
     "UnknownService",
     "UnsupportedEncoding",
-    "error_class",
 ]
 
 

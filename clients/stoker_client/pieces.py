@@ -82,7 +82,7 @@ class _LineReader(_Reader):
         self._last: Json = None
 
     def line(self, line: bytes) -> Iterator[Json]:
-        yield from self._held()
+        yield from self._release_last()
         if line:
             piece = self.decoded(line)
             if _may_be_error(piece):
@@ -95,7 +95,7 @@ class _LineReader(_Reader):
         if self._last is not None:
             raise error_behind(self._reply, self._last["error"])
 
-    def _held(self) -> Iterator[Json]:
+    def _release_last(self) -> Iterator[Json]:
         """Return a piece that looked like an error, now that something follows it."""
         held, self._last = self._last, None
         if held is not None:

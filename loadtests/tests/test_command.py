@@ -51,11 +51,11 @@ def test_defaults_are_those_of_the_options(run_options: list[object]) -> None:
     assert run_options == [("model", BenchOptions())]
 
 
-def test_the_bench_of_runtimes_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bench_of_images_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started it says so, and how to install it."""
-    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "torch" else name)
-    with pytest.raises(InvalidSettings, match=r"--runtimes needs packages that are missing here; .*torch"):
-        bench.run(parsed("--runtimes"))
+    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "PIL" else name)
+    with pytest.raises(InvalidSettings, match=r"--images needs packages that are missing here; .*pillow"):
+        bench.run(parsed("--images"))
 
 
 def test_arguments_reach_the_bench(run_options: list[object], tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device import shares
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchPolicy
 from stoker.settings.choices import Admission
 from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined

@@ -6,11 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-from stoker.device.batching import BatchPolicy
-from stoker.simulation.workload import Jitter, Requests, Stream
-from stoker.simulation.world import NEVER_NS
-from stoker_bench.simulated_stream import (
+from loadtests.tests.simulated_stream import (
     STREAM_DEVICES,
     ArrivingRequests,
     StreamDevice,
@@ -18,6 +14,10 @@ from stoker_bench.simulated_stream import (
     WaitingCallers,
     run_stream,
 )
+
+from stoker.device.batch_decisions import BatchPolicy
+from stoker.simulation.workload import Jitter, Requests, Stream
+from stoker.simulation.world import NEVER_NS
 
 MS = 1_000_000
 RESNET50 = STREAM_DEVICES["h200-resnet50"]

@@ -169,7 +169,7 @@ class Callers:
         sent_s = time.monotonic()
         port, first = 0, False
         try:
-            if connection is not None and connection.ended:
+            if connection is not None and connection.is_closed:
                 await connection.close()
                 connection = None
             first = connection is None
@@ -249,7 +249,7 @@ class PoliteConnection(AsyncConnection):
         return int(self._writer.get_extra_info("sockname")[1])
 
     @property
-    def ended(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the server has ended it, by the kernel's state, which the loop may not have read yet."""
         if self._reader.at_eof() or self._reader.exception() is not None or self._writer.is_closing():
             return True

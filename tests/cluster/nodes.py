@@ -216,7 +216,7 @@ class Nodes:
         _kill(process)
         self._logs[pod["metadata"]["name"]] = written.decode(errors="replace")
         with contextlib.suppress(httpx.HTTPError, RuntimeError):
-            self._say(pod, statuses.ended(pod, address, process.returncode))
+            self._say(pod, statuses.exited(pod, address, process.returncode))
 
     def kill(self, namespace: str, name: str) -> None:
         """Kill a pod's process, as the kernel does for lack of memory."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["ended", "node", "running", "waiting"]
+__all__ = ["exited", "node", "running", "waiting"]
 
 
 def node(name: str, devices: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def node(name: str, devices: Mapping[str, str], labels: Mapping[str, str]) -> di
     }
 
 
-def ended(pod: Mapping[str, Any], address: str, status: int) -> dict[str, Any]:
+def exited(pod: Mapping[str, Any], address: str, status: int) -> dict[str, Any]:
     """The status of a pod whose command has ended; a killed one had no memory."""
     before, now = running(pod, address), _now()
     code = status if status >= 0 else 128 - status

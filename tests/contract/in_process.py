@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.device_turns import ModelTurn
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
@@ -49,7 +49,7 @@ from stoker.keys.verifier import KeyVerifier
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BodyScript, StreamingScript
 from stoker.scripts import coroutines
-from stoker.scripts.batching import BatchedCalls
+from stoker.scripts.batching_choice import BatchedCalls
 from stoker.scripts.invocation import ScriptCalls
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.pipelines import Pipeline

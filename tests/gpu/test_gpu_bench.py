@@ -9,23 +9,20 @@ import orjson
 import pytest
 
 from stoker_bench.gpu.acceptance import AIMS
+from stoker_bench.gpu.ceiling import measure_ceiling
 from stoker_bench.gpu.command import main
+from stoker_bench.gpu.models import ModelMaker, Precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
-def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> None:
-    """Every way is run with pinned memory, no answer is wrong, and the driver reports load and memory."""
-    file = tmp_path / "report.json"
-    assert main(["all", "--quick", "--precisions", "fp32", "fp16", "--json", str(file)]) == 0
-    report = orjson.loads(file.read_bytes())
-    assert report["failures"] == []
-    for ceiling in report["ceilings"].values():
-        assert ceiling["pinned"]
-        assert {batch["way"] for batch in ceiling["batches"]} >= {"bound", "graph"}
-        assert all(batch["copy_in_ms"] > 0 and batch["copy_out_ms"] > 0 for batch in ceiling["batches"])
-    assert not any(case["errors"] for case in report["served"])
-    assert all(case["gpu"]["memory_bytes"] > 0 for case in report["served"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_ceiling_has_every_way_with_its_copies(tmp_path: Path, precision: Precision) -> None:
+    """Every way runs, and copies to and from the GPU take time."""
+    model = ModelMaker(tmp_path).make("mlp", precision, "float32")
+    ceiling = measure_ceiling(model, "cuda:0", (1, 8), 0.02)
+    assert {batch.way for batch in ceiling.batches} >= {"bound", "graph"}
+    assert all(batch.copy_in_ms > 0 and batch.copy_out_ms > 0 for batch in ceiling.batches)
 
 
 def test_every_bound_is_measured(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ class AsyncConnection:
         answer, self._buffer = taken
         return answer
 
-    async def ended(self) -> bool:
+    async def closes_silently(self) -> bool:
         """Wait until the server closes; whether it said nothing more before."""
         async with asyncio.timeout(self.timeout_s):
             try:

@@ -100,7 +100,7 @@ async def test_requests_that_end_their_connection_are_answered_directly(value: s
             async with await AsyncConnection.open(port) as connection:
                 kept = await connection.ask(scoring(PATH, KEY, BODY))
                 last = await connection.ask(scoring(PATH, KEY, BODY, [("Connection", value)]))
-                assert await connection.ended()
+                assert await connection.closes_silently()
             assert (kept.status, kept.closes) == (DIRECTLY, False)
             assert (last.status, last.closes) == (DIRECTLY, True)
 
@@ -118,7 +118,7 @@ async def test_the_next_answer_is_the_last_of_an_old_connection(headers: Headers
         served.retires_s = 0.0
         listener.sweep()
         assert (await connection.ask(message)).closes
-        assert await connection.ended()
+        assert await connection.closes_silently()
 
 
 @pytest.mark.anyio
@@ -222,7 +222,7 @@ async def test_requests_of_http_1_0_go_through_the_app() -> None:
     """They are not plain; the connection ends with the answer."""
     async with _listening() as connection:
         answer = await connection.ask(scoring(PATH, KEY, BODY, version="1.0"))
-        ended = await connection.ended()
+        ended = await connection.closes_silently()
 
     assert (answer.status, ended) == (BY_THE_APP, True)
 
@@ -272,10 +272,10 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
         await listener.stop_listening()
         gateway.readiness.start_draining()
         finished = asyncio.ensure_future(listener.finish(5))
-        assert await idle.ended()
+        assert await idle.closes_silently()
         last = await begun.ask(message[-3:])
         assert last.closes
-        assert await begun.ended()
+        assert await begun.closes_silently()
 
         assert await finished == 0
     with pytest.raises(ConnectionRefusedError):
@@ -428,7 +428,7 @@ async def test_a_wrong_key_is_answered_without_waiting_for_the_body() -> None:
         answer = await connection.ask(scoring(PATH, KEY + "x", BODY * 20)[: -len(BODY) * 20])
         assert answer.status == 401
         assert await _sweep_slowly(listener, connection, b" ", 40) == SECONDS_ARRIVING + 1
-        assert await connection.ended()
+        assert await connection.closes_silently()
 
 
 @pytest.mark.anyio
@@ -444,7 +444,7 @@ async def test_extensions_and_trailers_of_chunks_are_bounded(trailer: bool) -> N
         async with await AsyncConnection.open(port) as connection:
             connection.tell(head + (b"1\r\n7\r\n0\r\nA: " if trailer else b"1;"))
             answer = await connection.ask(b"a" * (1 << 20))
-            assert (answer.status, await connection.ended()) == (400, True)
+            assert (answer.status, await connection.closes_silently()) == (400, True)
 
 
 @pytest.mark.anyio
@@ -505,7 +505,7 @@ async def test_a_large_body_beyond_the_budget_is_refused() -> None:
         refused = await second.ask(b" " * 5 * MIB)
         assert (refused.status, refused.error_code(), refused.closes) == (503, "overloaded", True)
         assert refused.header("retry-after") == "1"
-        assert await second.ended()
+        assert await second.closes_silently()
         assert (await first.ask(b" " * (4 * MIB - 1))).error_code() == "not_ready"
         assert budget.held_bytes == 0
 
@@ -529,4 +529,4 @@ async def test_a_large_infer_request_beyond_the_budget_is_refused_in_its_form() 
         assert (refused.status, refused.closes) == (503, True)
         assert refused.header("x-stoker-error-code") == "overloaded"
         assert refused.json() == {"error": "Too many large request bodies are being received."}
-        assert await second.ended()
+        assert await second.closes_silently()

@@ -13,7 +13,7 @@ from tests.torch.conftest import load, run, torch
 
 from stoker_bench.gpu.torch_alone import main
 from stoker_bench.networks.bert import SIZES, VOCABULARY, bert, seeded_weights
-from stoker_bench.networks.torch_networks import Bert
+from stoker_bench.networks.torch_bert import Bert
 
 TINY = SIZES["tiny"]
 

@@ -20,8 +20,8 @@ from tests.torchserve_archives import loaded_handler, manifest_of, write_folder,
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
+from stoker.scripts.request_batch_choice import choose_request_batches
 from stoker.scripts.request_batches import RequestBatches
-from stoker.scripts.request_batching import choose_request_batches
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
 Image = pytest.importorskip("PIL.Image")

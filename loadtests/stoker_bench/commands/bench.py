@@ -65,18 +65,6 @@ _BENCHES: Final = {
         "benches.protocol_bench:run_token_bench",
         (*_COMMON, "against"),
     ),
-    "loading": _Bench(
-        "bench a server that loads and unloads another model all the time instead, beside itself while it "
-        "does not",
-        "benches.loading_bench:run_loading_bench",
-        (*_COMMON, "model"),
-    ),
-    "runtimes": _Bench(
-        "bench BERT-base and ResNet-50 on the CPU instead: PyTorch beside ONNX Runtime, with the same weights",
-        "benches.runtime_bench:run_runtime_bench",
-        _COMMON,
-        ("torch", "torch"),
-    ),
 }
 _USUAL: Final = _Bench(
     "", "benches.bench:run_bench", (*_COMMON, "uri", "model", "rows", "baselines", "against")
@@ -117,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         nargs="+",
         metavar="N",
-        help="connections, one case each with one row a request (default: 64 48 1; 16 with --loading and --images, "
-        "64 1 with --tokens and --grpc, 4 1 with --runtimes, else 64)",
+        help="connections, one case each with one row a request (default: 64 48 1; 16 with --images, "
+        "64 1 with --tokens and --grpc, else 64)",
     )
     parser.add_argument(
         "--rows",

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.commands.terminal import number_option
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.simulation.workload import CURVES, Curve, Stream
-from stoker_bench.simulated_loads import Row, simulate_arrivals, simulate_callers, simulate_load
-from stoker_bench.simulated_stream import STREAM_DEVICES, StreamDevice
+from stoker_bench.simulated_loads import Row, simulate_load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--device",
         default="resnet50-a100",
-        help=f"a known device: {', '.join((*CURVES, *STREAM_DEVICES))} (default: resnet50-a100); the next options "
+        help=f"a known device: {', '.join(CURVES)} (default: resnet50-a100); the next options "
         "change its numbers",
     )
     device.add_argument("--batch-ms", type=number_option(float, 0, 1e6), help="fixed time of a batch")
@@ -53,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy.add_argument(
         "--admission",
         choices=("target", "rows"),
+        default="target",
         help="as the setting of a model: target refuses requests on arrival that would be late, rows admits all "
-        "(default: target; rows for a device with copies)",
+        "(default: target)",
     )
 
 
@@ -64,11 +64,6 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         type=_numbers(float, 0.001, 100),
         default=[0.3, 0.8, 1.0, 2.0, 4.0],
         help="loads to simulate, 1 is the capacity in full batches (default: 0.3,0.8,1,2,4)",
-    )
-    group.add_argument(
-        "--callers",
-        type=_numbers(int, 1, 1_000_000),
-        help="instead of loads: callers that each send a row once the last one is answered; for a device with copies",
     )
     group.add_argument(
         "--target-ms",
@@ -111,17 +106,16 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, and print a table.
 
     Raises:
-        InvalidSettings: The device is unknown, or an option does not go with it.
+        InvalidSettings: The device is unknown.
     """
-    device = STREAM_DEVICES.get(args.device)
-    rows = list(_curve_rows(args) if device is None else _stream_rows(args, device))
+    curve = _curve(args)
+    rows = list(_rows(args, curve))
     if args.json:
         about = {"device": args.device, "target_ms": args.target_ms}
         content = [about | {_json_key(name): value for name, value in row.items()} for row in rows]
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
-        notes = _curve_notes(args) if device is None else _stream_notes(args, device)
-        sys.stdout.write("".join(f"{line}\n" for line in (*notes, *_table(rows))))
+        sys.stdout.write("".join(f"{line}\n" for line in (*_notes(args, curve), *_table(rows))))
     return 0
 
 
@@ -140,24 +134,23 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         yield "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)))
 
 
-def _curve_rows(args: argparse.Namespace) -> Iterator[Row]:
-    if args.callers is not None:
-        raise InvalidSettings(f"--callers needs a device with copies: {', '.join(STREAM_DEVICES)}")
-    curve = _curve(args)
+def _rows(args: argparse.Namespace, curve: Curve) -> Iterator[Row]:
     policy = BatchPolicy(curve.max_batch_rows, buckets=curve.buckets, late=args.late)
     for load in args.load:
-        stream = _stream(args, load * curve.peak_rows_per_s)
-        yield {"load": load} | simulate_load(
-            curve, policy, stream, args.seconds, args.seeds, args.admission or "target"
+        stream = Stream(
+            load * curve.peak_rows_per_s,
+            args.target_ms,
+            pattern=args.pattern,
+            cv=args.cv,
+            most_rows=args.most_rows,
         )
+        yield {"load": load} | simulate_load(curve, policy, stream, args.seconds, args.seeds, args.admission)
 
 
 def _curve(args: argparse.Namespace) -> Curve:
     known = CURVES.get(args.device)
     if known is None:
-        raise InvalidSettings(
-            f"there is no device {args.device!r}; there are {', '.join((*CURVES, *STREAM_DEVICES))}"
-        )
+        raise InvalidSettings(f"there is no device {args.device!r}; there are {', '.join(CURVES)}")
     most = args.max_batch_rows or known.max_batch_rows
     buckets = known.buckets if args.batch_buckets is None else tuple(sorted(args.batch_buckets))
     below = tuple(size for size in buckets if size < most)
@@ -169,52 +162,10 @@ def _curve(args: argparse.Namespace) -> Curve:
     )
 
 
-def _curve_notes(args: argparse.Namespace) -> Iterator[str]:
-    curve = _curve(args)
+def _notes(args: argparse.Namespace, curve: Curve) -> Iterator[str]:
     yield (
         f"{args.device}: {curve.batch_ms:.3g} ms a batch and {curve.row_ms:.3g} ms a row, "
         f"at most {curve.max_batch_rows} rows a batch"
     )
     yield f"load 1 is the ceiling, {curve.peak_rows_per_s:,.0f} rows/s"
     yield f"target {args.target_ms:g} ms; in time, refused and busy are shares of 1"
-
-
-def _stream(args: argparse.Namespace, rows_per_s: float) -> Stream:
-    return Stream(rows_per_s, args.target_ms, pattern=args.pattern, cv=args.cv, most_rows=args.most_rows)
-
-
-def _stream_rows(args: argparse.Namespace, device: StreamDevice) -> Iterator[Row]:
-    """Yield the rows of a device with copies: loads, or callers in a closed loop."""
-    wrong = [
-        f"--{name.replace('_', '-')}" for name in ("batch_ms", "row_ms") if getattr(args, name) is not None
-    ]
-    if args.admission == "target":
-        wrong.append("--admission target")
-    if wrong:
-        raise InvalidSettings(
-            f"{args.device} has its own times and admits all requests: leave {', '.join(wrong)} out"
-        )
-    policy = _stream_policy(args, device)
-    if args.callers is not None:
-        for callers in args.callers:
-            yield {"callers": callers} | simulate_callers(device, policy, callers, args.seconds, args.seeds)
-        return
-    for load in args.load:
-        stream = _stream(args, load * device.peak_rows_per_s)
-        yield {"load": load} | simulate_arrivals(device, policy, stream, args.seconds, args.seeds)
-
-
-def _stream_policy(args: argparse.Namespace, device: StreamDevice) -> BatchPolicy:
-    buckets = args.batch_buckets or device.buckets(args.target_ms, args.max_batch_rows)
-    buckets = tuple(sorted(size for size in buckets if size <= (args.max_batch_rows or size)))
-    return BatchPolicy(buckets[-1], buckets=buckets, late=args.late)
-
-
-def _stream_notes(args: argparse.Namespace, device: StreamDevice) -> Iterator[str]:
-    yield f"{args.device}: {device.text}"
-    yield f"load 1 is the ceiling, {device.peak_rows_per_s:,.0f} rows/s: the runtime alone, at its best batch size"
-    if args.callers is not None:
-        yield f"times to answers include {device.transport_ms:g} ms of transport"
-    else:
-        yield f"target {args.target_ms:g} ms; in time and busy are shares of 1"
-    yield f"batch_buckets {','.join(map(str, _stream_policy(args, device).buckets))}"

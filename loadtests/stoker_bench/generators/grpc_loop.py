@@ -137,7 +137,7 @@ class _Connection(KeptConnection):
                 self._stream_window += more
             self._push()
         elif kind == _RST_STREAM and stream == self._stream:
-            self._ended()
+            self._end_call()
         elif kind == _GOAWAY:
             self._transport.close()
 
@@ -150,7 +150,7 @@ class _Connection(KeptConnection):
                 self._transport.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._taken)))
                 self._taken = 0
         if flags & _END_STREAM:
-            self._ended()
+            self._end_call()
 
     def _take_settings(self, payload: bytes) -> None:
         for name, value in struct.iter_unpack(">HI", payload):
@@ -160,7 +160,7 @@ class _Connection(KeptConnection):
         self._transport.write(_frame(_SETTINGS, _ACK, 0))
         self._push()
 
-    def _ended(self) -> None:
+    def _end_call(self) -> None:
         if self._tally.closing:
             return
         self._tally.count(self._started_s, succeeded=self._succeeded)

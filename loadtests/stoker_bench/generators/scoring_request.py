@@ -95,12 +95,6 @@ def _decode_open_inference(body: bytes, rows: int) -> NDArray[np.float64]:
 DATA_LISTS = Dialect(_encode_data_lists, _decode_data_lists)
 """`{"data": [[…], …]}` to `[[…], …]`, the Azure form."""
 
-
-def json_lists(convert: Callable[[NDArray[np.float32]], NDArray[Any]]) -> Dialect:
-    """Return the Azure form for rows that are sent as other numbers, such as integers."""
-    return Dialect(lambda rows: _compact({"data": convert(rows).tolist()}), _decode_data_lists)
-
-
 OPEN_INFERENCE = Dialect(_encode_open_inference, _decode_open_inference)
 """The Open Inference Protocol (v2) with JSON tensors."""
 

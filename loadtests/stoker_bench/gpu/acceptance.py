@@ -20,7 +20,7 @@ from stoker.settings.image_input import Decoding
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
 from stoker_bench.generators.scoring_request import ScoringRequest, random_rows
-from stoker_bench.gpu.ceiling import Ceiling, CeilingOptions, measure_ceiling
+from stoker_bench.gpu.ceiling import Ceiling, measure_ceiling
 from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, WireDtype
 from stoker_bench.gpu.peers import PEERS, GpuPeer
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
@@ -197,7 +197,12 @@ class AcceptanceBench:
     def _ceiling(self, model: GpuModel, *batches: int) -> Ceiling:
         say(f"{model.name}, the runtime alone")
         seconds = 0.02 if self._options.quick else 0.3
-        return measure_ceiling(model, CeilingOptions(self._options.device, batches, seconds))
+        ceiling = measure_ceiling(model, self._options.device, batches, seconds)
+        best, rate = ceiling.best, figure(ceiling.rows_per_s)
+        self.found.notes.append(
+            f"{model.name}, ONNX Runtime alone: {rate} rows/s, {best.way}, batches of {best.rows}"
+        )
+        return ceiling
 
     def _server(
         self,
@@ -224,18 +229,32 @@ class AcceptanceBench:
             raise BenchedServerError(f"{figures.errors} of the requests of {callers} callers failed")
         return figures
 
+    def _load_row(self, server: GpuServer, callers: int) -> LoadFigures:
+        """Load a server with callers of one row, and note the figures."""
+        model = server.model
+        figures = self._load(server.request(random_rows(1, model.row_shape)), callers)
+        rate, p50_ms = figure(figures.requests_per_s), figure(figures.p50_ms)
+        self.found.notes.append(f"{model.name}, {callers} callers: {rate} rows/s, p50 {p50_ms} ms")
+        return figures
+
     def _resnet50(self) -> None:
         model, values = self._model("resnet50", "fp16", "uint8"), self.found.values
         ceiling = self._ceiling(model, 1, 64, 128, 256)
         with self._server(model) as server:
-            server.check("binary")
-            request = server.request(random_rows(1, model.row_shape))
+            server.check()
             for callers in (512, 64):
-                values[f"closed {callers}"] = self._load(request, callers).requests_per_s / ceiling.rows_per_s
-            values["lone resnet50"] = self._load(request, 1).p50_ms / _copied_ms(ceiling)
+                rows_per_s = self._load_row(server, callers).requests_per_s
+                values[f"closed {callers}"] = rows_per_s / ceiling.rows_per_s
+            values["lone resnet50"] = self._load_row(server, 1).p50_ms / _copied_ms(ceiling)
             say("Poisson arrivals")
-            search = search_poisson(request, model.name, ceiling.rows_per_s, self._options.poisson)
+            request = server.request(random_rows(1, model.row_shape))
+            search = search_poisson(request, ceiling.rows_per_s, self._options.poisson)
             values["poisson"] = search.of_ceiling
+            self.found.notes.append(
+                f"Poisson arrivals by {search.generator}: {figure(search.rate_per_s)} rows/s"
+            )
+            if search.best:
+                self.found.notes[-1] += f", p99 {figure(search.best.p99_ms)} ms"
             values["load"] = _load_s(server.log())
         for peer in PEERS:
             self._peer(peer, model)
@@ -257,16 +276,16 @@ class AcceptanceBench:
         model = self._model("resnet50", "tf32", "float32")
         ceiling = self._ceiling(model, 64)
         with self._server(model, 64) as server:
-            server.check("binary")
-            rows_per_s = self._load(server.request(random_rows(1, model.row_shape)), 256).requests_per_s
+            server.check()
+            rows_per_s = self._load_row(server, 256).requests_per_s
         self.found.values["large rows"] = rows_per_s / max(b.copied_rows_per_s for b in ceiling.batches)
 
     def _mlp(self) -> None:
         model = self._model("mlp", "fp32", "float32")
         ceiling = self._ceiling(model, 1)
         with self._server(model) as server:
-            server.check("binary")
-            lone = self._load(server.request(random_rows(1, model.row_shape)), 1)
+            server.check()
+            lone = self._load_row(server, 1)
         self.found.values["lone mlp"] = lone.p50_ms / _copied_ms(ceiling)
 
     def _bert(self) -> None:
@@ -279,17 +298,15 @@ class AcceptanceBench:
         self.found.alone += pytorch
         one, full = pytorch
         with self._server(model, full.rows) as server:
-            server.check("binary")
-            request = server.request(random_rows(1, model.row_shape))
-            values["bert onnx"] = self._load(request, _BERT_CALLERS).requests_per_s / full.rows_per_s
-            values["bert lone"] = one.ms / self._load(request, 1).p50_ms
+            server.check()
+            values["bert onnx"] = self._load_row(server, _BERT_CALLERS).requests_per_s / full.rows_per_s
+            values["bert lone"] = one.ms / self._load_row(server, 1).p50_ms
         if not exported.exists():
             raise BenchedServerError("PyTorch could not be measured here")
         with self._server(replace(model, path=exported, reference=model.path), full.rows) as server:
-            server.check("binary")
-            request = server.request(random_rows(1, model.row_shape))
-            values["bert torch"] = self._load(request, _BERT_CALLERS).requests_per_s / full.rows_per_s
-            values["bert lone"] = max(values["bert lone"], one.ms / self._load(request, 1).p50_ms)
+            server.check()
+            values["bert torch"] = self._load_row(server, _BERT_CALLERS).requests_per_s / full.rows_per_s
+            values["bert lone"] = max(values["bert lone"], one.ms / self._load_row(server, 1).p50_ms)
             # Whether it is captured, and if not, why.
             self.found.notes += [line for line in server.log().splitlines() if ": execution " in line]
 

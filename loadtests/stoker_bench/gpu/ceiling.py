@@ -43,7 +43,6 @@ START_S: Final = 240.0
 """Most time for importing, loading, and choosing algorithms for every batch size."""
 DTYPES: Final = {
     "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
     "tensor(uint8)": np.uint8,
     "tensor(int64)": np.int64,
 }
@@ -80,12 +79,10 @@ class Ceiling:
 
     Attributes:
         batches: The figures of each batch size and way.
-        pinned: Whether the host's memory was pinned, as fast copies to and from a GPU need.
         failures: Failed measurements, and why.
     """
 
     batches: tuple[BatchFigures, ...]
-    pinned: bool = False
     failures: tuple[str, ...] = ()
 
     @property
@@ -99,42 +96,26 @@ class Ceiling:
         return self.best.rows_per_s
 
 
-@dataclass(frozen=True)
-class CeilingOptions:
-    """How a ceiling is measured.
+def measure_ceiling(model: GpuModel, device: str, batches: Sequence[int], seconds: float) -> Ceiling:
+    """Measure a model in a process of its own.
 
-    Attributes:
+    Args:
         device: As for `stoker serve`: `cpu`, `cuda:N` or a UUID.
         batches: Batch sizes in rows.
         seconds: Duration of each batch size and way, once without and once with copies.
-        provider_options: Further options of the CUDA provider, as `name=value`.
-    """
-
-    device: str
-    batches: tuple[int, ...]
-    seconds: float
-    provider_options: tuple[str, ...] = ()
-
-
-def measure_ceiling(model: GpuModel, options: CeilingOptions) -> Ceiling:
-    """Measure a model in a process of its own.
 
     Raises:
         GeneratorError: The process failed, as where the device cannot be used.
     """
-    command = [sys.executable, "-m", "stoker_bench.gpu.ceiling", str(model.path), "--device", options.device]
-    command += ["--precision", model.precision, "--seconds", str(options.seconds)]
-    command += ["--batches", *map(str, options.batches)]
+    command = [sys.executable, "-m", "stoker_bench.gpu.ceiling", str(model.path), "--device", device]
+    command += ["--precision", model.precision, "--seconds", str(seconds)]
+    command += ["--batches", *map(str, batches)]
     if model.network == "bert":
         command.append("--transformer")
-    for option in options.provider_options:
-        command += ["--provider-option", option]
-    runs = 2 * len(WAYS) * len(options.batches)
-    output = output_of(command, START_S + options.seconds * runs)
+    output = output_of(command, START_S + seconds * 2 * len(WAYS) * len(batches))
     # ONNX Runtime prints what it likes before that.
     figures = orjson.loads(output.splitlines()[-1])
-    batches = tuple(BatchFigures(**batch) for batch in figures["batches"])
-    return Ceiling(batches, figures["pinned"], tuple(figures["failures"]))
+    return Ceiling(tuple(BatchFigures(**batch) for batch in figures["batches"]), tuple(figures["failures"]))
 
 
 class _Bench:
@@ -169,7 +150,6 @@ class _Bench:
         )
         if kind == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(f"ONNX Runtime did not use {args.device}; `stoker doctor` says why")
-        self.pinned = False
 
     def measure(self, rows: int, seconds: float) -> BatchFigures:
         """Measure one batch size."""
@@ -198,7 +178,6 @@ class _Bench:
             # The CPU reads its inputs in place: there is nothing to copy.
             return _figures(rows, self._way, placed_s, [placed_s])
         with pinned(images) as host:
-            self.pinned = host is not None
             sent = images if host is None else host
             steps: list[Callable[[], object]] = [
                 lambda: source.update_inplace(sent),
@@ -259,7 +238,6 @@ def _providers(kind: str, args: argparse.Namespace, way: str) -> list[Any]:
     # The default finds nothing faster, and would plan the convolutions of all batch sizes for minutes.
     cuda |= {"cudnn_conv_algo_search": "HEURISTIC"}
     cuda |= WAYS[way]
-    cuda |= dict(option.split("=", 1) for option in args.provider_option)
     return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
 
 
@@ -297,7 +275,7 @@ def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
     else:
         ways = [way for way in WAYS if way != FUSED] if device.kind == "cuda" else [BOUND]
     batches: list[BatchFigures] = []
-    failures, is_pinned = [], False
+    failures = []
     for way in ways:
         try:
             model = _graph(args, way)
@@ -308,12 +286,11 @@ def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
             else:
                 bench = _Bench(args, device.kind, way, model)
                 batches.extend(bench.measure(rows, args.seconds) for rows in args.batches)
-            is_pinned = bench.pinned
         except Exception as error:  # noqa: BLE001, one way that the provider refuses leaves the other
             failures.append(f"{way}: {error}")
     if not batches:
         raise SystemExit("; ".join(failures))
-    return {"batches": list(map(asdict, batches)), "pinned": is_pinned, "failures": failures}
+    return {"batches": list(map(asdict, batches)), "failures": failures}
 
 
 def main() -> None:
@@ -325,7 +302,6 @@ def main() -> None:
     parser.add_argument("--transformer", action="store_true", help="convert it, and fuse its attention")
     parser.add_argument("--batches", type=int, nargs="+", required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--provider-option", action="append", default=[], metavar="NAME=VALUE")
     print(orjson.dumps(_measure_all(parser.parse_args())).decode())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,14 +10,15 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks import bert
-from stoker_bench.networks.onnx_graphs import IMAGE_SHAPE, mnist_cnn, seeded_mlp, write_averages
+from stoker_bench.networks.onnx_graphs import IMAGE_SHAPE, seeded_mlp, write_averages
 from stoker_bench.networks.resnet50 import resnet50, seeded_weights
 
-Network = Literal["mlp", "cnn", "resnet50"]
-NETWORKS: Final[Sequence[Network]] = ("mlp", "cnn", "resnet50")
-MNIST_FILE: Final = "model.onnx"
+Network = Literal["mlp", "resnet50"]
+Precision = Literal["fp32", "tf32", "fp16"]
+"""`fp32` and `tf32` are one file, run with other settings of the CUDA provider."""
+WireDtype = Literal["float32", "uint8"]
+"""The dtypes of inputs; integers are scaled to 0..1 inside the graph."""
 BYTE_SCALE: Final = 255
 
 
@@ -28,7 +29,6 @@ class GpuModel:
     Attributes:
         precision: Precision of the computation.
         wire_dtype: Dtype of requests; token ids are int64.
-        weights: Source of the weights, for the report.
         reference: ONNX file with the right outputs; None if that is the file itself.
     """
 
@@ -38,18 +38,12 @@ class GpuModel:
     path: Path
     input_name: str
     row_shape: tuple[int, ...]
-    weights: str
     reference: Path | None = None
 
     @property
     def name(self) -> str:
         """Its name in tables."""
         return f"{self.network} {self.precision}, {self.wire_dtype} input"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row as callers send it."""
-        return int(np.prod(self.row_shape)) * np.dtype(self.wire_dtype).itemsize
 
     def outputs(self) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
         """Return a function from rows [n, *row_shape] in 0..1 to outputs [n, outputs], by the file on the CPU."""
@@ -81,36 +75,27 @@ def on_the_wire(rows: NDArray[np.float32], model: GpuModel) -> NDArray[Any]:
 
 
 class ModelMaker:
-    """Writes the ONNX files; each network is built once.
+    """Writes the ONNX files, with random weights that depend on the seed; each network is built once."""
 
-    Args:
-        mnist: Run folders of `stoker train mnist`, by network; other models get random weights of the same shape.
-    """
-
-    def __init__(self, folder: Path, mnist: dict[Network, Path] | None = None, seed: int = 7) -> None:
+    def __init__(self, folder: Path, seed: int = 7) -> None:
         self._folder = folder
-        self._mnist = mnist or {}
         self.seed = seed
-        self._built: dict[Network, tuple[Any, str]] = {}
+        self._built: dict[Network, Any] = {}
 
     def make(self, network: Network, precision: Precision, wire_dtype: WireDtype) -> GpuModel:
-        """Write a variant of a network.
-
-        Raises:
-            BenchedServerError: A run folder that was given holds no such model.
-        """
+        """Write a variant of a network."""
         import onnx
 
         if network not in self._built:
             self._built[network] = self._build(network)
-        model, weights = self._built[network]
+        model = self._built[network]
         # A file of its own for each: the engine of a provider may be kept beside it.
         path = self._folder / f"{network}-{precision}-{wire_dtype}.onnx"
         if not path.exists():
             onnx.save(variant(model, precision, wire_dtype), path)
         (tensor,) = model.graph.input
         shape = tuple(axis.dim_value for axis in tensor.type.tensor_type.shape.dim[1:])
-        return GpuModel(network, precision, wire_dtype, path, tensor.name, shape, weights)
+        return GpuModel(network, precision, wire_dtype, path, tensor.name, shape)
 
     def make_bert(self, sizes: str, precision: Precision) -> GpuModel:
         """Write a BERT in float32, which the server converts and fuses itself.
@@ -122,39 +107,20 @@ class ModelMaker:
 
         path, chosen = self._folder / f"bert-{sizes}.onnx", bert.SIZES[sizes]
         onnx.save(bert.bert(bert.seeded_weights(chosen, self.seed), chosen), path)
-        weights = f"random, seed {self.seed}"
-        return GpuModel("bert", precision, "int64", path, bert.INPUT_NAME, (chosen.tokens,), weights)
+        return GpuModel("bert", precision, "int64", path, bert.INPUT_NAME, (chosen.tokens,))
 
     def make_averages(self) -> GpuModel:
         """Write a model of images that computes hardly anything."""
         path = self._folder / "averages.onnx"
         path.write_bytes(write_averages())
-        return GpuModel("averages", "fp32", "float32", path, "image", IMAGE_SHAPE, "none")
+        return GpuModel("averages", "fp32", "float32", path, "image", IMAGE_SHAPE)
 
-    def _build(self, network: Network) -> tuple[Any, str]:
+    def _build(self, network: Network) -> Any:
         import onnx
 
-        if network in self._mnist:
-            file = self._mnist[network] / MNIST_FILE
-            if not file.is_file():
-                raise BenchedServerError(
-                    f"{self._mnist[network]} has no {MNIST_FILE}; name a run folder of `stoker train mnist`"
-                )
-            return onnx.load(file), f"trained, {file}"
-        random = f"random, seed {self.seed}"
         if network == "mlp":
-            return onnx.load_model_from_string(seeded_mlp(self.seed).onnx_bytes()), random
-        if network == "cnn":
-            return mnist_cnn(self.seed), random
-        return resnet50(seeded_weights(self.seed)), random
-
-
-Precision = Literal["fp32", "tf32", "fp16"]
-WireDtype = Literal["float32", "float16", "uint8"]
-PRECISIONS: Final[Sequence[Precision]] = ("fp32", "tf32", "fp16")
-"""`fp32` and `tf32` are one file, run with other settings of the CUDA provider."""
-WIRE_DTYPES: Final[Sequence[WireDtype]] = ("float32", "float16", "uint8")
-"""The dtypes of inputs; integers are scaled to 0..1 inside the graph."""
+            return onnx.load_model_from_string(seeded_mlp(self.seed).onnx_bytes())
+        return resnet50(seeded_weights(self.seed))
 
 
 def variant(model: Any, precision: Precision, wire_dtype: WireDtype) -> Any:

@@ -18,7 +18,6 @@ from stoker_bench.generators.load_generator import outputs_of, shares_of
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.gpu.arrivals import loadgen_version
 
-SETTLE_S: Final = 2.0
 DRAIN_S: Final = 10.0
 PERCENTILE: Final = 99
 BACK_OFF: Final = 0.97
@@ -47,7 +46,7 @@ class PoissonOptions:
     processes: int = 4
     connections: int = 1024
     seed: int = 1
-    settle_s: float = SETTLE_S
+    settle_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,13 @@ class PoissonSearch:
     """The results of a search.
 
     Attributes:
-        model: The model's name.
         generator: The source of the arrivals.
-        limit_ms: Limit of the 99th percentile.
         rate_per_s: The highest confirmed rate; 0 without one.
         runs: All trials, in order.
         ceiling_rows_per_s: The offline rate.
     """
 
-    model: str
     generator: str
-    limit_ms: float
     rate_per_s: float
     runs: tuple[PoissonRun, ...]
     ceiling_rows_per_s: float
@@ -130,12 +125,11 @@ def confirmed_rate(is_valid: Callable[[float], bool], rate: float) -> float:
 
 
 def search_poisson(
-    request: ScoringRequest, model: str, ceiling_rows_per_s: float, options: PoissonOptions
+    request: ScoringRequest, ceiling_rows_per_s: float, options: PoissonOptions
 ) -> PoissonSearch:
     """Search for the highest valid rate of one-row requests.
 
     Args:
-        model: The loaded model, for the report.
         ceiling_rows_per_s: The offline rate; no higher one is tried.
 
     Raises:
@@ -155,7 +149,7 @@ def search_poisson(
         lambda rate: is_valid(rate, options.confirm_seconds, options.seed + 1 + len(runs)), found
     )
     generator = f"MLPerf LoadGen {version}" if version else "a schedule of the bench's own"
-    return PoissonSearch(model, generator, options.limit_ms, rate, tuple(runs), ceiling_rows_per_s)
+    return PoissonSearch(generator, rate, tuple(runs), ceiling_rows_per_s)
 
 
 def run_poisson(

@@ -18,7 +18,7 @@ import torch
 
 from stoker.gpu.confinement import enter_device
 from stoker_bench.networks.bert import SIZES, VOCABULARY, seeded_weights
-from stoker_bench.networks.torch_networks import Bert, export
+from stoker_bench.networks.torch_bert import Bert, export
 
 _WARM_UP_RUNS = 3
 

@@ -11,6 +11,7 @@ from stoker_bench.generators.load_generator import (
     Wrk,
     parse_wrk,
     pick_generator,
+    shares_of,
 )
 from stoker_bench.generators.scoring_request import scoring_request
 
@@ -80,3 +81,9 @@ def test_failing_generator_is_an_error_with_its_complaint(tmp_path) -> None:
     program.chmod(0o755)
     with pytest.raises(GeneratorError, match="no such option"):
         Wrk(str(program)).run(scoring_request("http://127.0.0.1:9/", b""), connections=1, seconds=1)
+
+
+def test_shares_differ_by_one_at_most() -> None:
+    """All connections are given to some process."""
+    assert shares_of(10, 4) == [3, 3, 2, 2]
+    assert shares_of(1, 3) == [1, 0, 0]

@@ -16,7 +16,7 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import GeneratorError
 from stoker_bench.gpu import acceptance
 from stoker_bench.gpu.acceptance import AIMS, Acceptance, AcceptanceBench, AcceptanceOptions, quick
-from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
+from stoker_bench.gpu.ceiling import measure_ceiling
 from stoker_bench.gpu.models import ModelMaker
 from stoker_bench.gpu.peers import PEERS, GpuPeer
 
@@ -88,7 +88,7 @@ def test_no_more_photographs_wait_than_the_frontends_let_wait(
 def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path) -> None:
     """Each batch size runs as exported and, in a session of its own, fused; requests hold token ids."""
     model = ModelMaker(tmp_path).make_bert("tiny", "fp32")
-    ceiling = measure_ceiling(model, CeilingOptions("cpu", (1, 4), 0.001))
+    ceiling = measure_ceiling(model, "cpu", (1, 4), 0.001)
     assert ceiling.failures == ()
     assert [(each.way, each.rows) for each in ceiling.batches] == [
         *[("bound", 1), ("bound", 4), ("fused", 1), ("fused", 4)]

@@ -73,10 +73,10 @@ def test_search_compares_its_rate_with_the_offline_rate() -> None:
     runs = tuple(
         combined_run(rate, [RESULT], np.full(9, 1e-3), limit_ms=limit) for rate, limit in ((50, 2), (75, 0))
     )
-    search = PoissonSearch("model", "arrivals", 2, 50, runs, 100)
+    search = PoissonSearch("arrivals", 50, runs, 100)
     assert search.of_ceiling == 0.5
     assert search.best is runs[0]
-    assert PoissonSearch("model", "arrivals", 2, 0, runs[1:], 100).best is None
+    assert PoissonSearch("arrivals", 0, runs[1:], 100).best is None
 
 
 class Immediate:

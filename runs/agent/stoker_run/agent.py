@@ -128,7 +128,7 @@ class ProcessGroup:
         return self.first_failed is not None
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         """Whether one has failed, or all have ended but parameter servers."""
         workers = self._start.world - self._start.parameter_servers
         return self.failed or all(
@@ -424,7 +424,7 @@ class Agent:
 
     def _follow(self) -> None:
         """Wait until the processes have ended, or must be ended."""
-        while not self._group.ended:
+        while not self._group.is_over:
             self._turn()
             if self._stop is not None:
                 return
@@ -434,7 +434,7 @@ class Agent:
         self._group.reap(_now_ms())
         now = time.clock_gettime(_CLOCK_BOOTTIME)
         self._write_heartbeat(now)
-        if self._stop is None and not self._group.ended:
+        if self._stop is None and not self._group.is_over:
             self._stop = self._stop_request(now)
 
     def _stop_request(self, now: float) -> Optional[Stop]:

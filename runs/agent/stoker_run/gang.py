@@ -58,20 +58,22 @@ def run_gang(folder: Path, attempt: Path, cores: float, gpus: float) -> None:
         for node in range(start.nodes)
     ]
 
-    def ended() -> List[bool]:
+    def find_ended() -> List[bool]:
         done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
         return [task in done for task in tasks]
 
-    _lead(folder, folder.parent, attempt, start, ended)
+    _lead(folder, folder.parent, attempt, start, find_ended)
 
 
-def _lead(folder: Path, queue: Path, attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None:
+def _lead(
+    folder: Path, queue: Path, attempt: Path, start: Start, find_ended: Callable[[], List[bool]]
+) -> None:
     """Run an attempt, unless it was taken back from its queue."""
     try:
-        peers = _wait_for_peers(folder, start.nodes, ended)
+        peers = _wait_for_peers(folder, start.nodes, find_ended)
         if take_next(queue, folder):
             assign(folder, attempt, peers)
-            follow(attempt, start, ended)
+            follow(attempt, start, find_ended)
     finally:
         remove_tree(folder, ignore_errors=True)
 
@@ -122,7 +124,7 @@ def folders_of(attempt: Path, nodes: int) -> List[Path]:
     return [attempt if node == 0 else attempt / f"node_{node}" for node in range(nodes)]
 
 
-def _wait_for_peers(folder: Path, nodes: int, ended: Callable[[], List[bool]]) -> List[str]:
+def _wait_for_peers(folder: Path, nodes: int, find_ended: Callable[[], List[bool]]) -> List[str]:
     """Return the addresses of all processes in the order of their ranks.
 
     Raises:
@@ -133,7 +135,7 @@ def _wait_for_peers(folder: Path, nodes: int, ended: Callable[[], List[bool]]) -
         reports = [one for one in found if isinstance(one, dict)]
         if len(reports) == nodes:
             return [peer for one in reports for peer in one["peers"]]
-        if any(ended()):
+        if any(find_ended()):
             raise OSError("a node has ended before all were there")
         time.sleep(_POLL_S)
 
@@ -158,10 +160,10 @@ def assign(folder: Path, attempt: Path, peers: List[str]) -> None:
         replace_json(folder / str(node) / "next", {"attempt": str(place)})
 
 
-def follow(attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None:
+def follow(attempt: Path, start: Start, find_ended: Callable[[], List[bool]]) -> None:
     """Pass a request to stop on to all nodes, and end them when one has failed or is gone, until all have ended."""
     places = folders_of(attempt, start.nodes)
-    done = ended()
+    done = find_ended()
     while not all(done):
         request = read_json(attempt / "stop.json")
         is_gone = any(over and not has_ended(place) for over, place in zip(done, places))
@@ -171,7 +173,7 @@ def follow(attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None
             if not (place / "stop.json").exists() and not has_ended(place):
                 replace_json(place / "stop.json", request)
         time.sleep(_POLL_S)
-        done = ended()
+        done = find_ended()
 
 
 def has_ended(place: Path) -> bool:

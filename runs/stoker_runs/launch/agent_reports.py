@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from stoker_runs.records.states import (
     CancelRequested,
-    Ended,
     FailureCode,
     Lost,
     Observation,
     Refused,
     RunFailure,
+    ScriptEnded,
     TimeLimitExceeded,
 )
 
@@ -33,15 +33,17 @@ def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]
             Lost(RunFailure(FailureCode.NODE_LOST, "the node lost its contact, and ended the script itself"))
         ]
     if outcome == "stopped":
-        return [CancelRequested(str(report.get("reason") or "")), Ended(status, None, started_ms)]
+        return [CancelRequested(str(report.get("reason") or "")), ScriptEnded(status, None, started_ms)]
     if outcome == "timed_out":
-        return [TimeLimitExceeded(limit_s), Ended(status, None, started_ms)]
+        return [TimeLimitExceeded(limit_s), ScriptEnded(status, None, started_ms)]
     if outcome == "not_started":
         message = str(report.get("reason") or "the script could not be started")
         return [Refused(RunFailure(FailureCode.SCRIPT_FAILED, message))]
     if outcome == "signalled":
-        return [Ended(status, _name_process(_killed(report), report), started_ms)]
-    return [Ended(status, _name_process(_failed(report, status), report) if status else None, started_ms)]
+        return [ScriptEnded(status, _name_process(_killed(report), report), started_ms)]
+    return [
+        ScriptEnded(status, _name_process(_failed(report, status), report) if status else None, started_ms)
+    ]
 
 
 def _name_process(failure: RunFailure, report: Mapping[str, Any]) -> RunFailure:

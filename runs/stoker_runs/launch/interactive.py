@@ -12,11 +12,11 @@ from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE, Definition, RunRecord, checked_experiment, new_run_id
 from stoker_runs.records.states import (
     Collected,
-    Ended,
     FailureCode,
     Lost,
     RunFailure,
     RunState,
+    ScriptEnded,
     Status,
     next_state,
 )
@@ -67,14 +67,14 @@ class InteractiveRun:
         if self._lock is None:
             return
         failure = None if error is None else RunFailure(FailureCode.SCRIPT_FAILED, error)
-        self._close(Ended(0 if error is None else 1, failure))
+        self._close(ScriptEnded(0 if error is None else 1, failure))
 
     def interrupt(self) -> None:
         """Fail the run as interrupted."""
         if self._lock is not None:
             self._close(Lost(RunFailure(FailureCode.INTERRUPTED, "the program has given the run up")))
 
-    def _close(self, observation: Ended | Lost) -> None:
+    def _close(self, observation: ScriptEnded | Lost) -> None:
         state = self.folder.state()
         for seen in (observation, Collected()):
             state = next_state(state, seen, self._clock.now_ms())

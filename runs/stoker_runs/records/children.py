@@ -74,7 +74,7 @@ class ChildFolder(RunFolder):
         for line in read_lines(self.events):
             ended = line.get("v")
             if line.get("e") == "status" and isinstance(ended, dict):
-                return _ended(running, ended, line.get("t"))
+                return _end_state(running, ended, line.get("t"))
         parent = self.parent.state()
         if parent.attempt != self.begun_in:
             lost = RunFailure(
@@ -126,7 +126,7 @@ class ChildFolder(RunFolder):
         )
 
 
-def _ended(running: RunState, report: dict[str, Any], time_ms: Any) -> RunState:
+def _end_state(running: RunState, report: dict[str, Any], time_ms: Any) -> RunState:
     ended_ms = time_ms if isinstance(time_ms, int) else running.since_ms
     try:
         status = Status(str(report.get("status")))

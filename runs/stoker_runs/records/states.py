@@ -128,7 +128,7 @@ class Unseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ScriptEnded:
     """The script has ended with this exit status, negative for a signal, and the reason if it failed."""
 
     exit_status: int
@@ -176,7 +176,7 @@ Observation = (
     | Provisioned
     | Seen
     | Unseen
-    | Ended
+    | ScriptEnded
     | Lost
     | Refused
     | CancelRequested
@@ -226,7 +226,7 @@ def next_state(state: RunState, observation: Observation, now_ms: int) -> RunSta
     if state.status is Status.FINALIZING:
         return _close(state, now_ms) if isinstance(observation, Collected) else state
     match observation:
-        case Ended() | Lost() | Refused():
+        case ScriptEnded() | Lost() | Refused():
             return _after_end(state, observation, now_ms)
         case CancelRequested() | TimeLimitExceeded():
             return _after_stop_request(state, observation, now_ms)
@@ -304,8 +304,8 @@ def _after_stop_request(
     return _with_status(stopping, Status.CANCEL_REQUESTED, now_ms, reason)
 
 
-def _after_end(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> RunState:
-    if isinstance(observation, Ended):
+def _after_end(state: RunState, observation: ScriptEnded | Lost | Refused, now_ms: int) -> RunState:
+    if isinstance(observation, ScriptEnded):
         # Before it was started nothing can end: the observation is from a file of an earlier attempt.
         if state.status in _WITHOUT_PROCESSES:
             return state

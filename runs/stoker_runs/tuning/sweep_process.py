@@ -26,7 +26,6 @@ from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import (
     CancelRequested,
     Collected,
-    Ended,
     FailureCode,
     Granted,
     Observation,
@@ -35,6 +34,7 @@ from stoker_runs.records.states import (
     Refused,
     RunFailure,
     RunState,
+    ScriptEnded,
     Seen,
     Status,
     next_state,
@@ -209,9 +209,9 @@ class Sweep:
     def _finish(self, children: dict[int, Child], ending: str) -> None:
         found = ending_of(self._terms, children, ending)
         if self.state.ending:
-            self._apply(Ended(0))
+            self._apply(ScriptEnded(0))
         else:
-            self._apply(Ended(0 if found.failure is None else 1, found.failure), found.reason)
+            self._apply(ScriptEnded(0 if found.failure is None else 1, found.failure), found.reason)
         if found.reason:
             self._log(found.reason)
         self._apply(Collected())

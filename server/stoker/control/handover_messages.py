@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from stoker.control.channel import Codec
+
+HANDOVER_VARIABLE: Final = "STOKER_HANDOVER_FD"
+"""The environment variable with the descriptor of a successor's channel."""
+_SOCKETS_A_MESSAGE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +74,18 @@ FromSuccessor = Sockets | NotStarted | Reload
 
 PREDECESSOR_END: Final[Codec[ToSuccessor, FromSuccessor]] = Codec(ToSuccessor, FromSuccessor, "json")
 SUCCESSOR_END: Final[Codec[FromSuccessor, ToSuccessor]] = Codec(FromSuccessor, ToSuccessor, "json")
+
+
+def send_sockets(send: Callable[[Sockets, Sequence[int]], object], sockets: Sequence[socket.socket]) -> None:
+    """Send sockets in as many messages as they need.
+
+    They stay open all the time, so no waiting connection is lost, whichever server accepts it (decision 24).
+    """
+    for first in range(0, len(sockets), _SOCKETS_A_MESSAGE):
+        part = sockets[first : first + _SOCKETS_A_MESSAGE]
+        send(Sockets(last=first + len(part) == len(sockets)), [sock.fileno() for sock in part])
+
+
+def open_sockets(fds: Sequence[int]) -> list[socket.socket]:
+    """Return the sockets of received descriptors."""
+    return [socket.socket(fileno=fd) for fd in fds]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Final, TypeVar
 
-from stoker.device.batching import Proposal
+from stoker.device.batch_decisions import Proposal
 
 _Model = TypeVar("_Model", bound=Hashable)
 

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import threading
 
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.metrics.counters import ModelMetrics
 
 logger = logging.getLogger(__name__)

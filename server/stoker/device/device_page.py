@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from stoker.device.batching import Proposal
+from stoker.device.batch_decisions import Proposal
 from stoker.device.byte_lock import ByteLock
 
 MOST_TURNS: Final = 8

@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Final
 
 from stoker.device.arbiter import pick
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy, Proposal
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.byte_lock import ByteLock
 from stoker.device.device_page import MOST_TURNS, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import CALLER_BITS, tier_of
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes, worthwhile
-from stoker.device.batching import BatchPolicy
 from stoker.device.row_blocks import RowBlock, placed_of
 from stoker.device.shares import Shares
 from stoker.device.targets import largest_feasible, largest_within, numbers_of

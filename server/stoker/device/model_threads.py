@@ -11,10 +11,9 @@ from functools import partial
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment, Device
-from stoker.device.audit_schedule import AuditSchedule
-from stoker.device.auditing import AuditPolicy
+from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.first_batches import first_times, full_batch, is_pipelined

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from stoker.device.device_turns import DeviceTurns
-    from stoker.device.model_threads import ModelThreads
+from stoker.device.device_turns import DeviceTurns
+from stoker.device.model_threads import ModelThreads
 
 logger = logging.getLogger(__name__)
 

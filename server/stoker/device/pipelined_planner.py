@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker.device.batching import BatchDecision
+from stoker.device.batch_decisions import BatchDecision
 from stoker.device.flights import Flights
-from stoker.device.planning import Planner
+from stoker.device.planner import Planner
 from stoker.device.scheduler import schedule
 from stoker.runtimes.base import PipelinedRuntime
 

@@ -41,8 +41,8 @@ from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
 from stoker.device.device_turns import DeviceTurns
 from stoker.device.lanes import Lane
+from stoker.device.loader_thread import LoaderThread
 from stoker.device.lock_guard import LockGuard
-from stoker.device.model_loader import ModelLoader
 from stoker.device.model_threads import ModelThreads
 from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
@@ -71,7 +71,7 @@ class _ModelHost:
 
     def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
         self._channel = channel
-        self._loader: ModelLoader | None = None
+        self._loader: LoaderThread | None = None
         self._models: dict[int, ModelThreads] = {}
         self.runs_script = False
         self._failure: OperatorError | None = None
@@ -168,7 +168,7 @@ class _ModelHost:
             if loaded:
                 self._models[model.number].serve()
 
-        self._loader = ModelLoader(load_and_serve)
+        self._loader = LoaderThread(load_and_serve)
         for model in start.models:
             self._loader.add(model)
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import LATER_BATCHES, BoardWriter, caller_of, tier_of
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchPolicy
 from stoker.device.device_turns import TurnTaking
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker.arena import CALLER_BITS, CALLER_MASK, NORMAL, TIER_MASK, WEIGHT_BITS, caller_of
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.due_order import DueOrder
 from stoker.device.late_rows import LateRows
 from stoker.device.row_blocks import (

@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import tier_of
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy, Proposal
 from stoker.device.batch_sizes import ServiceTimes, filled, worthwhile
-from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.fairness import NEVER_NS, Candidates, classes_of, pick, served_of
 from stoker.device.row_blocks import RowBlock, cut, placed_of
 from stoker.device.row_queue import RowQueue

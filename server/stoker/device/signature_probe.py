@@ -175,7 +175,7 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
     from stoker.device.first_batches import run_larger_batches
     from stoker.device.loading import load
     from stoker.models.sources import ModelSource
-    from stoker.models.texts import find_text_input
+    from stoker.models.tokenizers import find_text_input
     from stoker.settings.model import ModelSettings
     from stoker.settings.server import ServerSettings
 

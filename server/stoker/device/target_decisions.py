@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import tier_of
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy, Proposal
 from stoker.device.batch_sizes import ServiceTimes, filled, worthwhile
-from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.due_order import DueOrder
 from stoker.device.fairness import Candidates, classes_of, pick, served_of
 from stoker.device.row_blocks import (

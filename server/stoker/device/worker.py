@@ -22,16 +22,16 @@ from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
 from stoker.device.auditing import Auditor, AuditPolicy
 from stoker.device.batch import Batch
 from stoker.device.batch_cap import BatchCap
-from stoker.device.batch_counts import BatchCounter
+from stoker.device.batch_counter import BatchCounter
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes, ServiceTimes
-from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
 from stoker.device.device_turns import ModelTurn
 from stoker.device.doorbells import Doorbells
 from stoker.device.instance import Instance, PackedInstance
 from stoker.device.lanes import Lane
 from stoker.device.occupancy import Occupancy
-from stoker.device.planning import Planner
+from stoker.device.planner import Planner
 from stoker.device.row_queue import RowQueue, push_rows
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime

@@ -1,1 +1,1 @@
-"""GPUs: what their driver says of them, what can use them, and which one a device setting means."""
+"""GPUs: facts and readings from their driver, probes of runtimes that may use them, and the choice of a device."""

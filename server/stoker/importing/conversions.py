@@ -18,7 +18,7 @@ from typing import Any, Final
 from stoker.deployment import kind_of_torch_file
 from stoker.errors import LoadFailed
 from stoker.gpu.confinement import enter_device
-from stoker.importing.measuring import Feeds, read_cases
+from stoker.importing.reference import Feeds, read_cases
 from stoker.runtimes.torch.files import load_program
 from stoker.runtimes.torch.formats import PACKAGE_TENSORS
 from stoker.system.child_orders import answer_order

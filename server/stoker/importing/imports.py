@@ -171,8 +171,8 @@ class _Progress:
         self._steps = steps
         self._done = 0
 
-    def step(self, what: str) -> None:
-        self._report(what, self._done, self._steps)
+    def step(self, label: str) -> None:
+        self._report(label, self._done, self._steps)
         self._done += 1
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from stoker.errors import RepositoryError
 from stoker.models.frameworks import detect
-from stoker.models.texts import FILES
+from stoker.models.tokenizers import FILES
 from stoker.settings.files import read_json, settings_text
 from stoker.system.extras import how_to_install, is_installed
 

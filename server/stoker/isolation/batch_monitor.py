@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from stoker.isolation.audit import AuditedRows, copy_rows
-from stoker.isolation.non_finite import count_unexplained
+from stoker.tensors import finite_rows
 
 
 class BatchMonitor:
@@ -30,10 +30,16 @@ class BatchMonitor:
     def count_non_finite(
         self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int
     ) -> None:
-        """Count the rows of a batch with unexplained non-finite answers; see `count_unexplained`."""
-        unexplained = count_unexplained(inputs, outputs, rows)
-        if unexplained:
-            self.non_finite_rows += unexplained
+        """Count the rows of a batch whose answers are not finite although their inputs are.
+
+        Args:
+            inputs: The inputs, `[rows, ...]` each; read only if an answer is not finite.
+        """
+        finite_answers = finite_rows(outputs, rows)
+        if finite_answers is not None:
+            finite_inputs = finite_rows(inputs, rows)
+            unexplained = ~finite_answers if finite_inputs is None else ~finite_answers & finite_inputs
+            self.non_finite_rows += int(np.count_nonzero(unexplained))
 
     def keep_rows(
         self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], bounds: Sequence[int]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
@@ -20,11 +21,7 @@ from stoker.settings.names import checked_service, is_service_name, parse_refere
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import VersionPolicy, check_named
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker.settings.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 EarlierLabels = Mapping[str, Mapping[str, int]]
 """The versions of labels in the server before this one, by the name of the model."""

@@ -37,7 +37,7 @@ from stoker.models.repository import Repository
 from stoker.models.setting_rules import check_settings, may_run_code
 from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.swagger_files import find_swagger_files
-from stoker.models.texts import find_text_input
+from stoker.models.tokenizers import find_text_input
 from stoker.models.way_choice import choose_here
 from stoker.models.way_measuring import Bench
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration

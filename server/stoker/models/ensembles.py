@@ -6,23 +6,18 @@ The fields are those of `ModelConfig` and `ModelEnsembling` in Triton's `model_c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, InvalidField
-from stoker.models.sources import reading_model
+from stoker.models.sources import Broken, reading_model
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.settings.files import settings_text
+from stoker.settings.model import ModelSettings
 from stoker.settings.names import checked_service
 from stoker.settings.pipelines import VERSION, Pipeline, Step, named_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stoker.models.sources import Broken
-    from stoker.settings.model import ModelSettings
 
 _SCHEDULING = "ensemble_scheduling"
 _SPEED = (

@@ -8,16 +8,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.errors import OperatorError
-from stoker.settings.names import read_address
-from stoker.system.durable import private_folder
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-    from stoker.settings.workspace import Workspace
 from stoker.models.mirrors import Mirror, mirrors_dir
+from stoker.settings.names import read_address
+from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
+from stoker.system.durable import private_folder
 
 logger = logging.getLogger(__name__)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import Literal, get_args
 
 from stoker.deployment import library_of_booster
 from stoker.errors import RepositoryError
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 Framework = Literal[
     "script", "tensorflow", "onnx", "torch", "mlflow", "torchserve", "sklearn", "tf1-checkpoint", "files"

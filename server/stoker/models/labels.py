@@ -9,17 +9,15 @@ path of a model in Triton's or TensorFlow Serving's layout may have one.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
 
 from stoker.errors import RepositoryError
 from stoker.settings.files import parse_json, settings_text
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import read_labels
 from stoker.system.durable import locked, replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
 
 LABELS_FILE: Final = "labels.json"
 _CANARY_FILE: Final = "canary.json"

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.ensembles import is_ensemble
@@ -37,10 +38,6 @@ from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.settings.names import checked_service, name_from_file, name_from_path
 from stoker.system.extensions import require_extension
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 _SINGLE_FILES = ("onnx", "torch")

@@ -21,19 +21,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from stoker.errors import OperatorError
-from stoker.settings.names import name_from_file
-from stoker.system.durable import lock_file, locked, private_folder, replace_file
-from stoker.system.wording import format_count
-from stoker_base.trees import files_below, remove_tree
-
-if TYPE_CHECKING:
-    from stoker.settings.workspace import Workspace
 from stoker.models.remote_stores import (
     Listing,
     RemoteFile,
@@ -44,6 +37,11 @@ from stoker.models.remote_stores import (
     shown_address,
     store_errors,
 )
+from stoker.settings.names import name_from_file
+from stoker.settings.workspace import Workspace
+from stoker.system.durable import lock_file, locked, private_folder, replace_file
+from stoker.system.wording import format_count
+from stoker_base.trees import files_below, remove_tree
 
 DEFAULT_CACHE_GB: Final = 50.0
 """The default limit of the size of all mirrors."""

@@ -13,16 +13,13 @@ import hashlib
 import json
 import shutil
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from stoker.errors import InvalidSettings
+from stoker.models.registered import Registered
 from stoker.system.durable import private_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stoker.models.registered import Registered
 
 _ROOT: Final = "azureml-models"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.settings.pipeline_graph import Graph, Links
+from stoker.settings.pipelines import Pipeline, Step
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
-
-if TYPE_CHECKING:
-    from stoker.settings.pipelines import Pipeline, Step
 
 
 @dataclass(frozen=True, slots=True)

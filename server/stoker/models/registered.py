@@ -6,20 +6,17 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 from stoker.errors import CorruptModel, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
+from stoker.models.registered_files import FileRecord, check_files
 from stoker.models.ways import Ways, digest_of
 from stoker.settings.files import parse_json, settings_text
 from stoker.system.durable import lock_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-from stoker.models.registered_files import FileRecord, check_files
 
 MANIFEST: Final = "manifest.json"
 FILES_FOLDER: Final = "model"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT
 from stoker.errors import CorruptModel, RepositoryError
 from stoker.system.durable import copy_regular, sync_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
 
 _PARALLEL_FROM_BYTES = 64 << 20
 _MAX_THREADS = 8

@@ -16,17 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install, is_installed
-
-if TYPE_CHECKING:
-    pass
-
 
 _CONTACT_S: Final = 20.0
 """The time for the first answer of a store: packages of several stores try again for minutes."""

@@ -14,10 +14,11 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, TypedDict
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, TypedDict, Unpack
 
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import Detected, Framework, detect
@@ -34,12 +35,6 @@ from stoker.system.durable import (
     staging_folder,
     sync_folder,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from datetime import datetime
-    from pathlib import Path
-    from typing import Unpack
 
 _LAST_VERSION = ".last_version"
 _MOST_NUMBER_BYTES = 64

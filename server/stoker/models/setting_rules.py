@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from stoker.deployment import library_of_booster
 from stoker.errors import InvalidSettings
 from stoker.models.frameworks import RUN_BY_SCRIPTS
+from stoker.models.sources import ModelSource
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import DEVICE_SEPARATOR
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stoker.models.sources import ModelSource
-    from stoker.settings.sequence import SequenceSettings
+from stoker.settings.sequence import SequenceSettings
 
 _FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
 _FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")

@@ -49,7 +49,7 @@ class Footprints:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known = _read(path)
-        self._told = False
+        self._has_warned = False
 
     def find(self, model: Deployment, place: str) -> Footprint:
         """Return what was measured for a model, or else a guess; looks at its files."""
@@ -73,9 +73,9 @@ class Footprints:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(self._known).encode())
         except OSError as error:
-            if not self._told:
+            if not self._has_warned:
                 logger.warning("footprints of models are not kept: %s", error)
-            self._told = True
+            self._has_warned = True
 
 
 def process_bytes(place: str) -> int:

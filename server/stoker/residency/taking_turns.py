@@ -1,4 +1,4 @@
-"""Whose turn is next: callers take turns, and a caller that has not come for long counts as new."""
+"""Callers take turns: the one whose last turn was longest ago is next; who was long away counts as new."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ from stoker.runtimes.script_sequences import (
 from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.runtimes.triton_python import load_triton_model
 from stoker.script_form import ScriptForm
-from stoker.scripts.batching import BatchedCalls, choose_batching
+from stoker.scripts.batching_choice import BatchedCalls, choose_batching
 from stoker.scripts.call_watchdog import Watchdog
 from stoker.scripts.coroutines import finish, share_loop
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.invocation import ScriptCalls
+from stoker.scripts.request_batch_choice import choose_request_batches
 from stoker.scripts.request_batches import BatchRun, RequestBatches
-from stoker.scripts.request_batching import choose_request_batches
 from stoker.scripts.script_process import script_folders, script_variables
 from stoker.scripts.script_sample import find_sample
 from stoker.scripts.self_check import UNCHECKED

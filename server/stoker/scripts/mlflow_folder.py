@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.files import parse_json, read_yaml, settings_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")

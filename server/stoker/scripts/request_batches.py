@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from stoker.deployment import Deployment
 from stoker.errors import RequestError
 from stoker.scripts.call_watchdog import Watchdog, call_contained
 from stoker.scripts.halved_calls import score_in_halves
@@ -20,9 +20,6 @@ from stoker.scripts.refusals import refusal_of
 from stoker.system.logs import requests_in_log
 from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
 
 
 class BatchRun(ABC):

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import Board
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes, filled
-from stoker.device.batching import BatchPolicy
 from stoker.device.queue_report import classes_on_board, later_on_board, tiers_on_board
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stoker.metrics.memory import MetricPage
-
-if TYPE_CHECKING:
-    from stoker.supervisor.backoff import Backoff
-    from stoker.supervisor.children import Child
-    from stoker.supervisor.trace_settings import TraceSettings
+from stoker.supervisor.backoff import Backoff
+from stoker.supervisor.children import Child
+from stoker.supervisor.trace_settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from stoker.settings.server import ServerSettings
 from stoker.system.resources import main_memory
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-
 
 _ENOUGH_BYTES: Final = 1 << 30
 _ENOUGH_BODIES: Final = 8

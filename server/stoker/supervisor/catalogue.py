@@ -9,20 +9,17 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
 from stoker.metrics.layout import UNLOADED_SLOT
-from stoker.settings.pipelines import VERSION
+from stoker.models.available_models import AvailableModel
+from stoker.settings.pipelines import VERSION, Pipeline
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
 from stoker.supervisor.metric_slots import Slots
-
-if TYPE_CHECKING:
-    from stoker.models.available_models import AvailableModel
-    from stoker.settings.pipelines import Pipeline
 
 _REASON_CHARS: Final = 500
 _READY_STATES: Final = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricMemory
-    from stoker.supervisor.groups import Group
+from stoker.deployment import Deployment
+from stoker.metrics.memory import MetricMemory
+from stoker.supervisor.groups import Group
 
 _MOST_CRASHES: Final = 2
 """A model gets a process of its own after as many crashes of a shared one, during which it ran beside others."""

@@ -13,19 +13,17 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
+from stoker.deployment import Deployment
 from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu.facts import GpuMemory
 from stoker.gpu.nvml import read_memory
 from stoker.gpu.selection import choose_device
 from stoker.residency.footprints import HOST
 from stoker.supervisor.background import in_thread
+from stoker.supervisor.device_process import DeviceProcess
 from stoker.system.resources import main_memory, private_memory
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.supervisor.device_process import DeviceProcess
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 from stoker.control.device_messages import (
     SUPERVISOR_END,
@@ -28,6 +28,7 @@ from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorErro
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.row_isolation import RowIsolation
+from stoker.supervisor.background import Supervision
 from stoker.supervisor.children import Child
 from stoker.supervisor.crashes import Crashes
 from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
@@ -41,10 +42,6 @@ from stoker.system.resources import private_memory
 from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.images import image_layout
-
-if TYPE_CHECKING:
-    from stoker.supervisor.background import Supervision
-
 
 logger = logging.getLogger(__name__)
 

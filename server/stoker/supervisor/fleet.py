@@ -9,14 +9,27 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane, ServerAddress
-from stoker.control.frontend_messages import AttachReplica, Compare, DetachReplica, IsolationChanged
+from stoker.control.frontend_messages import (
+    Ask,
+    AttachReplica,
+    Compare,
+    DetachReplica,
+    IsolationChanged,
+    Route,
+)
 from stoker.deployment import Deployment
+from stoker.errors import OperatorError
 from stoker.keys.keyring import Keys
 from stoker.row_isolation import RowIsolation
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.background import Supervision
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.children import Child
 from stoker.supervisor.device_process import DeviceProcess
 from stoker.supervisor.device_processes import DeviceProcesses
 from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
@@ -24,16 +37,6 @@ from stoker.supervisor.frontend_processes import FrontendProcesses
 from stoker.supervisor.replicas import Replica
 from stoker.supervisor.reports import ModelReport
 from stoker.takeover.comparison import Comparison, alike
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker.control.frontend_messages import Ask, Route
-    from stoker.errors import OperatorError
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.background import Supervision
-    from stoker.supervisor.catalogue import Catalogue
-    from stoker.supervisor.children import Child
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stoker.control.frontend_messages import FromFrontend, ToFrontend
 from stoker.supervisor.backoff import Backoff
 from stoker.supervisor.children import Child
 from stoker.supervisor.mailboxes import Mailbox
-
-if TYPE_CHECKING:
-    from stoker.takeover.comparison import Comparison
+from stoker.takeover.comparison import Comparison
 
 FrontendChild = Child[ToFrontend, FromFrontend]
 

@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
@@ -30,18 +30,15 @@ from stoker.control.frontend_messages import (
     Stopped,
     ToFrontend,
 )
+from stoker.deployment import Deployment
 from stoker.metrics.memory import MetricMemory
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.background import Supervision
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.children import Child
 from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.frontend_starts import FrontendStarts
 from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.background import Supervision
-    from stoker.supervisor.catalogue import Catalogue
-
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.control.frontend_messages import (
     AdminRules,
@@ -16,18 +15,16 @@ from stoker.control.frontend_messages import (
     SharedMemoryRules,
     StartFrontend,
 )
+from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
+from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.addresses import address_of
 from stoker.supervisor.body_memory import body_memory
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.pipeline_checks import rules_of_pipelines
+from stoker.supervisor.trace_settings import TraceSettings
 from stoker.system.logs import log_settings
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.catalogue import Catalogue
-    from stoker.supervisor.trace_settings import TraceSettings
 
 
 class FrontendStarts:

@@ -6,17 +6,13 @@ After a reload, the new server begins with the settings of its start.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from stoker.errors import NotSupported
-from stoker.supervisor.trace_settings import UNLIMITED, rate_of
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.trace_settings import UNLIMITED, TraceSettings, rate_of
 from stoker.system.logs import change_log_settings, log_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.trace_settings import TraceSettings
 
 
 class LiveSettings:

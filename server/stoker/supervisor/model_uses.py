@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from stoker.deployment import Deployment
+from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import Footprint, Footprints
 from stoker.residency.policy import ModelUse
 from stoker.residency.rates import RequestRates
 from stoker.supervisor.backoff import Backoff
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricMemory
 
 Key = tuple[str, int]
 """Name and version of a model."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from stoker.deployment import Deployment
 from stoker.errors import ParityFailed
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricPage
-    from stoker.supervisor.events import Events
-    from stoker.supervisor.fleet import Fleet
+from stoker.metrics.memory import MetricPage
+from stoker.supervisor.events import Events
+from stoker.supervisor.fleet import Fleet
 
 
 async def prove(old: Deployment, new: Deployment, fleet: Fleet, events: Events, page: MetricPage) -> None:

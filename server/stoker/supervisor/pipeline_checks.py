@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stoker.control.frontend_messages import PipelineRules
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.pipelines import join
-from stoker.settings.pipelines import VERSION
+from stoker.settings.pipelines import VERSION, Pipeline, Step
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.reports import ModelReport
 from stoker.tensors import Signature
-
-if TYPE_CHECKING:
-    from stoker.settings.pipelines import Pipeline, Step
 
 
 def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:

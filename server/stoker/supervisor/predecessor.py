@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
 from stoker.control.channel import ControlChannel
 from stoker.control.handover_messages import (
+    HANDOVER_VARIABLE,
     SUCCESSOR_END,
     FromSuccessor,
     Labels,
@@ -18,9 +19,10 @@ from stoker.control.handover_messages import (
     Reload,
     Sockets,
     ToSuccessor,
+    open_sockets,
+    send_sockets,
 )
 from stoker.errors import ReloadFailed, StokerError
-from stoker.supervisor.handover import HANDOVER_VARIABLE, open_sockets, send_sockets
 
 
 class Predecessor:

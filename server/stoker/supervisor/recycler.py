@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.errors import OperatorError
-
-if TYPE_CHECKING:
-    from stoker.supervisor.device_processes import DeviceProcesses
-    from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.device_processes import DeviceProcesses
+from stoker.supervisor.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

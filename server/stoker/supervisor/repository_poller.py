@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from stoker.errors import OperatorError
+from stoker.models.available_models import AvailableModel
 from stoker.models.labels import labels_mark
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.stock import Stock
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker.models.available_models import AvailableModel
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from stoker.deployment import Deployment
 from stoker.errors import (
     InvalidSettings,
     LoadFailed,
@@ -27,25 +28,20 @@ from stoker.errors import (
     cut,
 )
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
+from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import HOST, Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.turns import Load, LoadTurns, choose_before
+from stoker.settings.versions import Residence
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.backoff import Backoff
-from stoker.supervisor.catalogue import Model, shown_reason
-from stoker.supervisor.device_memory import process_memory
+from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.supervisor.device_memory import DeviceMemory, process_memory
+from stoker.supervisor.events import Events
+from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.model_uses import Key, ModelUses, Use
+from stoker.supervisor.stock import Stock
 from stoker.system.wording import format_count
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricMemory
-    from stoker.settings.versions import Residence
-    from stoker.supervisor.catalogue import Catalogue, Version
-    from stoker.supervisor.device_memory import DeviceMemory
-    from stoker.supervisor.events import Events
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.stock import Stock
 
 logger = logging.getLogger(__name__)
 

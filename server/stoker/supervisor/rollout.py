@@ -13,10 +13,12 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
+from stoker.deployment import Deployment
 from stoker.errors import (
     LoadFailed,
     LoadTimeout,
@@ -28,24 +30,19 @@ from stoker.errors import (
     cut,
 )
 from stoker.metrics.memory import MetricMemory
+from stoker.models.available_models import AvailableModel
 from stoker.models.labels import change_labels
 from stoker.settings.choices import Adjustments
 from stoker.settings.names import is_service_name
+from stoker.settings.traffic import Canary
 from stoker.settings.versions import DEFAULT_LABEL, VersionPolicy, check_named
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
 from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.residency import Residency
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.version_manager import VersionManager
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker.deployment import Deployment
-    from stoker.models.available_models import AvailableModel
-    from stoker.settings.traffic import Canary
-    from stoker.supervisor.residency import Residency
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,13 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
+from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import keys_owner
-from stoker.settings.workspace import foreign_writers
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-    from stoker.settings.workspace import Workspace
+from stoker.settings.workspace import Workspace, foreign_writers
 
 
 class ServiceKeys:

@@ -21,6 +21,7 @@ from stoker.settings.workspace import Workspace
 from stoker.supervisor.addresses import http_address, local_host
 from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.handover import Handover
 from stoker.supervisor.pipeline_checks import check_models
 from stoker.supervisor.ports import bind, listens, reserve_grpc_port
 from stoker.supervisor.predecessor import Predecessor
@@ -28,7 +29,6 @@ from stoker.supervisor.reports import StartUp
 from stoker.supervisor.server_record import ServerRecord, recorded
 from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import FirstModels, Stock
-from stoker.supervisor.succession import Succession
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
 from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
@@ -92,10 +92,10 @@ def serve(
             print_lines(f"Stoker {__version__} serves: {start_up.served}", *lines)
 
         def supervisor() -> Supervisor:
-            succession = Succession([*sockets, *kept_ports], predecessor)
+            handover = Handover([*sockets, *kept_ports], predecessor)
             first = FirstModels(models, available, broken)
             return Supervisor(
-                settings, first, workspace.keys_dir, sockets, on_ready, stock, begun_s, succession, sign_in
+                settings, first, workspace.keys_dir, sockets, on_ready, stock, begun_s, handover, sign_in
             )
 
         return asyncio.run(_run(supervisor, resources))

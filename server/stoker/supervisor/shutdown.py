@@ -8,16 +8,14 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.control.frontend_messages import Drain, Stop
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.background import Background
-    from stoker.supervisor.catalogue import Catalogue
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.succession import Succession
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.background import Background
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.handover import Handover
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +38,11 @@ class Shutdown:
         settings: ServerSettings,
         fleet: Fleet,
         catalogue: Catalogue,
-        succession: Succession,
+        handover: Handover,
         background: Background,
     ) -> None:
         self._settings, self._fleet, self._catalogue = settings, fleet, catalogue
-        self._succession, self._background = succession, background
+        self._handover, self._background = handover, background
         self.is_announced = self._port_stays = False
         self._grace_s = self._signalled_s = 0.0
 
@@ -53,19 +51,19 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT, _INTERRUPT_GRACE_S)
-        if self._succession.predecessor is not None:
+        if self._handover.predecessor is not None:
             gone = functools.partial(self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
-            self._succession.predecessor.watch(self.leave, gone)
+            self._handover.predecessor.watch(self.leave, gone)
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
         if self._background.stopping and now_s - self._signalled_s < _SAME_SIGNAL_S:
             return
         first, self._signalled_s = not self._signalled_s, now_s
-        if first and self._succession.successor is not None:
+        if first and self._handover.successor is not None:
             # The signal is for the child that serves; this process is stopping already, and ends when the child
             # does.
-            self._succession.successor.send_signal(number)
+            self._handover.successor.send_signal(number)
             return
         if self._background.stopping:
             logger.warning("asked to stop a second time: ending at once")
@@ -73,7 +71,7 @@ class Shutdown:
                 child.kill()
             os._exit(1)
         self._grace_s = grace_s if self.is_announced else 0.0
-        self._succession.end(number)
+        self._handover.end(number)
         self._background.stop()
 
     def leave(self) -> None:

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple, Self
 
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
@@ -27,10 +27,6 @@ from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace, foreign_writers
 from stoker.supervisor.service_keys import ServiceKeys
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 logger = logging.getLogger(__name__)
 

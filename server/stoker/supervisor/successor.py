@@ -13,6 +13,7 @@ from typing import assert_never
 
 from stoker.control.channel import ControlChannel
 from stoker.control.handover_messages import (
+    HANDOVER_VARIABLE,
     PREDECESSOR_END,
     FromSuccessor,
     Labels,
@@ -22,9 +23,10 @@ from stoker.control.handover_messages import (
     Reload,
     Sockets,
     ToSuccessor,
+    open_sockets,
+    send_sockets,
 )
 from stoker.errors import ReloadFailed
-from stoker.supervisor.handover import HANDOVER_VARIABLE, open_sockets, send_sockets
 
 
 class Successor:

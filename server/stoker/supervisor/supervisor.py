@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.control.frontend_messages import (
     Ask,
@@ -32,25 +32,23 @@ from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.events import Events
 from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.frontend_process import FrontendChild
+from stoker.supervisor.frontend_requests import FrontendRequests
+from stoker.supervisor.handover import Handover
 from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.pipeline_checks import join_pipelines
 from stoker.supervisor.recycler import Recycler
 from stoker.supervisor.reports import StartUp
 from stoker.supervisor.repository_poller import RepositoryPoller
-from stoker.supervisor.requests import Requests
 from stoker.supervisor.residency import Residency
 from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.shutdown import Shutdown
-from stoker.supervisor.succession import Succession
+from stoker.supervisor.sign_in import SignInLink
+from stoker.supervisor.stock import FirstModels, Stock
 from stoker.supervisor.successor import Successor
 from stoker.supervisor.trace_sender import trace_sender
 from stoker.supervisor.trials import Trials
 from stoker.supervisor.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from stoker.supervisor.frontend_process import FrontendChild
-    from stoker.supervisor.sign_in import SignInLink
-    from stoker.supervisor.stock import FirstModels, Stock
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class Supervisor:
         on_ready: Callable[[StartUp], None],
         stock: Stock,
         begun_s: float,
-        succession: Succession | None = None,
+        handover: Handover | None = None,
         sign_in: SignInLink | None = None,
     ) -> None:
         """Prepare a server.
@@ -91,15 +89,15 @@ class Supervisor:
         supervision = Supervision(metrics_fd, page, trace_settings)
         self.background = supervision.background
         self._catalogue = Catalogue(first.deployments, first.available, first.broken, settings.pipelines)
-        self._succession = succession or Succession(sockets)
-        quiet = self._succession.predecessor is not None
+        self._handover = handover or Handover(sockets)
+        quiet = self._handover.predecessor is not None
         self.fleet = Fleet(settings, self._catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
-        self._shutdown = Shutdown(settings, self.fleet, self._catalogue, self._succession, self.background)
+        self._shutdown = Shutdown(settings, self.fleet, self._catalogue, self._handover, self.background)
         events = Events()
         self._residency = self._make_residency(memory, events)
         self._rollout = Rollout(self._catalogue, self.fleet, stock, memory, events, self._residency)
         live = LiveSettings(self.fleet, trace_settings, settings.trace_ratio)
-        self._requests = Requests(
+        self._requests = FrontendRequests(
             self._rollout, self.fleet.frontends, self.background, self._reload, live,
             self._catalogue.pipelines, None if sign_in is None else functools.partial(self._find_keys, sign_in),
         )  # fmt: skip
@@ -109,7 +107,7 @@ class Supervisor:
 
     def _make_residency(self, memory: MetricMemory, events: Events) -> Residency | None:
         """Make the loads on demand; None if no budget of memory is set."""
-        memory_mb, before = self._settings.memory_mb, self._succession.predecessor
+        memory_mb, before = self._settings.memory_mb, self._handover.predecessor
         if memory_mb is None:
             return None
         free_bytes = {} if before is None else before.labels.free_bytes
@@ -141,7 +139,7 @@ class Supervisor:
             await self.fleet.end()
             await self._upkeep.end()
             self.fleet.frontends.close_sockets()
-        return self._succession.successor
+        return self._handover.successor
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._first.available))
@@ -177,7 +175,7 @@ class Supervisor:
             await in_thread(self._residency.warn_of_too_large, self._first.deployments)
             self.background.repeat("looking at the memory of models", _STEP_S, self._residency.check)
             self.background.repeat("keeping footprints", _SAVE_S, self._residency.save_footprints)
-        self._succession.report_ready()
+        self._handover.report_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.answer(asker, ask)
@@ -188,9 +186,9 @@ class Supervisor:
         return self._stock.keys.find_primary(dict.fromkeys((*models, *self._catalogue.pipelines)))
 
     def _on_reload_signal(self) -> None:
-        if self._succession.successor is not None:
+        if self._handover.successor is not None:
             # This process is about to become its guardian.
-            self._succession.successor.send_signal(signal.SIGUSR2)
+            self._handover.successor.send_signal(signal.SIGUSR2)
             return
 
         async def reload() -> None:
@@ -211,6 +209,6 @@ class Supervisor:
         if not self._shutdown.is_announced or self.background.stopping:
             raise NotReady("The server is starting or stopping.")
         free_bytes = {} if self._residency is None else self._residency.device_memory.free_bytes
-        await self._succession.hand_over(Labels(self._catalogue.labels, free_bytes))
-        if self._succession.successor is not None:
+        await self._handover.hand_over(Labels(self._catalogue.labels, free_bytes))
+        if self._handover.successor is not None:
             self._shutdown.leave()

@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from stoker.errors import InvalidSettings
 from stoker.metrics.journal import TraceReader
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
-from stoker.supervisor.spans import SpanMaker
+from stoker.supervisor.spans import Span, SpanMaker
 from stoker.supervisor.trace_settings import TraceSettings
 from stoker.system.extras import how_to_install, is_installed
-
-if TYPE_CHECKING:
-    from stoker.supervisor.spans import Span
 
 logger = logging.getLogger(__name__)
 

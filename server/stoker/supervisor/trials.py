@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.metrics.layout import STAGE_BOUNDS_S
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.supervisor.catalogue import Catalogue, Model
+from stoker.supervisor.rollout import Rollout
 from stoker.takeover.rollback import Counters, Trial
-
-if TYPE_CHECKING:
-    from stoker.supervisor.rollout import Rollout
 
 _FAILED: Final = (500, 503, 504)
 

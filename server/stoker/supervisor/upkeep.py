@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
 from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.background import in_thread
+from stoker.settings.server import ServerSettings
+from stoker.supervisor.background import Supervision, in_thread
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.recorder import Recorder
-
-if TYPE_CHECKING:
-    from stoker.settings.server import ServerSettings
-    from stoker.supervisor.background import Supervision
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.live_settings import LiveSettings
-    from stoker.supervisor.recycler import Recycler
-    from stoker.supervisor.stock import Stock
-    from stoker.supervisor.trace_sender import TraceSender
-    from stoker.supervisor.trials import Trials
+from stoker.supervisor.recycler import Recycler
+from stoker.supervisor.stock import Stock
+from stoker.supervisor.trace_sender import TraceSender
+from stoker.supervisor.trials import Trials
 
 _GPU_POLL_S: Final = 2.0
 _STEP_S: Final = 1.0

@@ -9,23 +9,21 @@ import itertools
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
+from stoker.metrics.memory import MetricMemory
+from stoker.models.available_models import AvailableModel
 from stoker.settings.versions import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
+from stoker.supervisor.events import Events
+from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.parity import prove
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
-    from stoker.metrics.memory import MetricMemory
-    from stoker.models.available_models import AvailableModel
-    from stoker.supervisor.events import Events
-    from stoker.supervisor.fleet import Fleet
-    from stoker.supervisor.residency import Residency
-    from stoker.supervisor.stock import Stock
+from stoker.supervisor.residency import Residency
+from stoker.supervisor.stock import Stock
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from tests.puppets import STEADY
 
 from stoker.device import scheduler
 from stoker.device.arbiter import pick
+from stoker.device.batch_decisions import BatchPolicy, Proposal
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.row_queue import RowQueue
 
 MS = 1_000_000

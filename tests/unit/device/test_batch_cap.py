@@ -3,8 +3,8 @@
 from tests.puppets import metric_memory
 
 from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 
 
 def make_cap(rows: int, buckets: tuple[int, ...] = ()) -> BatchCap:

@@ -13,8 +13,8 @@ from tests.pipelined_puppets import PipelinedJoined, PuppetSizes
 from tests.puppets import STEADY, rows_of
 
 from stoker.device import bucket_watch
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.bucket_watch import missing_size
 from stoker.errors import OperatorError
 from stoker.runtimes.base import OutOfMemory

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import ROWS, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, rows_of
 
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.errors import ModelFailed
 from stoker.runtimes.base import Outputs
 from stoker.tensors import Signature, TensorSpec

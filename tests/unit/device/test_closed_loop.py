@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.closed_loop import ClosedLoop
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
 from stoker.simulation.workload import CURVES, Jitter, Stream
 from stoker.simulation.world import Outcome, row_tables, run

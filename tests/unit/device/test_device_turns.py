@@ -13,7 +13,7 @@ import pytest
 from tests.pipelined_puppets import PipelinedJoined
 from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, PuppetTicket
 
-from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.batch_decisions import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
 from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.overlap import WORTH, gain
@@ -214,7 +214,7 @@ def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
 
 KILLED = """
 import sys
-from stoker.device.batching import Proposal
+from stoker.device.batch_decisions import Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
 from stoker.device.device_turns import DeviceTurns
 turns = DeviceTurns(DevicePage(int(sys.argv[1]), "cuda:0"))

@@ -12,8 +12,8 @@ from tests.puppets import STEADY
 from tests.unit.device.test_target_decisions import MS, NEVER, rows_of, taught
 
 from stoker.device import shares
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import placed_of
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import ModelFailed
 
 

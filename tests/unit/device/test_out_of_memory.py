@@ -10,8 +10,8 @@ from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
 from stoker.deployment import Deployment, Device
 from stoker.device import first_batches, loading, runtime_loading
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary, first_row
 from stoker.errors import DeviceOutOfMemory, LoadFailed
 from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime

@@ -11,8 +11,8 @@ from tests.pipelined_puppets import PipelinedJoined
 from tests.puppets import ROWS, answer_of, doubled
 from tests.torch_puppets import PuppetTorch
 
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx.capture import SessionGraphs
 from stoker.runtimes.pipeline import Graphs, PipelinedExecution

@@ -15,8 +15,8 @@ from tests.pipelined_puppets import PuppetFlight, PuppetPipeline
 from tests.puppets import FAR_NS, ROWS, HandClock, metric_memory
 
 from stoker.arena import Arena
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.lanes import Lane
 from stoker.device.pipelined_worker import PipelinedWorker
 

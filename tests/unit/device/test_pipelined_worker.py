@@ -18,10 +18,9 @@ from tests.pipelined_puppets import PipelinedJoined, PuppetPipeline
 from tests.puppets import ROWS, STEADY, PuppetFailure, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import LONE_ROWS
-from stoker.device.audit_schedule import AuditSchedule
-from stoker.device.auditing import AuditPolicy
+from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary, first_row
 from stoker.device.first_batches import is_pipelined
 from stoker.device.hang_watch import HangWatch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.row_queue import RowQueue, push_with_urgency
 
 NORMAL = 1 << 16

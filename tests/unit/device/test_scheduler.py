@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import FAR_NS, STEADY, Joined, PuppetRuntime, PuppetTicket
 
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.errors import (
     DeadlineExceeded,
     DeviceLost,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.device.batch_decisions import BatchDecision, BatchPolicy, Proposal
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.row_blocks import RowBlock, split_into_blocks
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule

@@ -15,10 +15,9 @@ import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 from tests.zoo import WIDTH, graph_of, model_of, node
 
-from stoker.device.audit_schedule import AuditSchedule
-from stoker.device.auditing import AuditPolicy
+from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx.executions import CopiedExecution

@@ -24,7 +24,7 @@ from tests.puppets import (
 )
 
 from stoker.arena import AWAKE_NS
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
 from stoker.metrics.counters import BatchFacts
 from stoker.metrics.layout import BATCH_BOUNDS_ROWS, TARGET_REASONS

@@ -18,7 +18,7 @@ from tests.puppets import ROWS, PuppetRuntime, metric_memory
 from stoker.arena import Arena
 from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion, ServerRules
 from stoker.deployment import Deployment
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.lanes import Lane
 from stoker.device.worker import Worker
 from stoker.gateway.describing.exposition import render

@@ -16,6 +16,7 @@ from tests.live_server import run_stoker
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing import conversions, imports, measuring
 from stoker.importing.imports import ImportOrder, import_model, model_file
+from stoker.importing.reference import read_cases
 from stoker.models.repository import Repository
 from stoker.models.way_measuring import REFERENCE, Bench
 from stoker.models.ways import Way
@@ -64,7 +65,7 @@ def measured(bench: Bench, entry: str) -> dict[str, Any]:
 
 def test_the_reference_has_random_rows_a_batch_and_extremes(bench: Bench) -> None:
     """Only answers that are finite have to agree; infinities and NaN may differ."""
-    cases = measuring.read_cases(bench.folder / REFERENCE)
+    cases = read_cases(bench.folder / REFERENCE)
     strict = {case.kind: case.strict for case in cases}
     assert {"random", "batch", "zero", "large", "negative", "nan", "infinite"} <= strict.keys()
     assert strict["batch"]
@@ -135,7 +136,7 @@ def test_integers_are_drawn_from_all_that_the_model_takes(
     measuring.do(
         Bench("net", tmp_path, "cpu", 1e-3, 16, 60.0).order(Way("onnx", "onnx/table.onnx"), record=True)
     )
-    cases = measuring.read_cases(tmp_path / REFERENCE)
+    cases = read_cases(tmp_path / REFERENCE)
     drawn = np.concatenate([case.feeds["x"].ravel() for case in cases if case.kind == "random"])
     assert 10 < drawn.max() < 50
 

@@ -195,8 +195,8 @@ def test_recording_the_calls_of_a_request_changes_nothing(gathered: Make) -> Non
     assert script.batches == [2]
 
 
-def test_a_call_waits_for_others_at_most_wait_s(gathered: Make) -> None:
-    """While another request does other work, a call is made without it after this time."""
+def slow_beside_quick() -> Callable[[Any, str], Any]:
+    """A `run` whose request `slow` makes no call, and ends after a call of another request."""
     made = threading.Event()
 
     def run(session: Any, body: str) -> Any:
@@ -207,23 +207,18 @@ def test_a_call_waits_for_others_at_most_wait_s(gathered: Make) -> None:
         made.set()
         return found
 
-    script = gathered(run, wait_s=0.001)
+    return run
+
+
+def test_a_call_waits_for_others_at_most_wait_s(gathered: Make) -> None:
+    """While another request does other work, a call is made without it after this time."""
+    script = gathered(slow_beside_quick(), wait_s=0.001)
     assert script.answers("slow", "quick") == ["slow", [four(2)]]
 
 
 def test_a_full_batch_does_not_wait(gathered: Make) -> None:
     """As soon as the rows fill a batch, the calls are made."""
-    made = threading.Event()
-
-    def run(session: Any, body: str) -> Any:
-        if body == "slow":
-            assert made.wait(PATIENT_S)
-            return "slow"
-        found = score(session, [four(1)])
-        made.set()
-        return found
-
-    script = gathered(run, max_rows=2)
+    script = gathered(slow_beside_quick(), max_rows=2)
     assert script.answers("slow", "quick", "quick") == ["slow", [four(2)], [four(2)]]
 
 

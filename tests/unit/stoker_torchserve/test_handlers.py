@@ -16,8 +16,8 @@ from tests.torchserve_archives import ECHO_HANDLER, loaded_handler, manifest_of,
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
+from stoker.scripts.request_batch_choice import choose_request_batches
 from stoker.scripts.request_batches import RequestBatches
-from stoker.scripts.request_batching import choose_request_batches
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
 from stoker_torchserve.handlers import HandlerRun

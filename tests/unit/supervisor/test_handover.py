@@ -15,7 +15,7 @@ from stoker.control.handover_messages import PREDECESSOR_END, Labels
 from stoker.errors import ReloadFailed
 from stoker.supervisor import successor
 from stoker.supervisor.guardian import Guardian
-from stoker.supervisor.succession import Succession
+from stoker.supervisor.handover import Handover
 from stoker.supervisor.successor import Successor
 
 LABELS = Labels({})
@@ -126,20 +126,20 @@ async def test_a_server_that_ends_lets_nobody_take_its_place(
     new = PuppetSuccessor()
     starts = Starts(new)
     monkeypatch.setattr(successor.Successor, "start", starts.start)
-    succession = Succession([])
-    handing = asyncio.ensure_future(succession.hand_over(LABELS))
+    handover = Handover([])
+    handing = asyncio.ensure_future(handover.hand_over(LABELS))
     await starts.called.wait()
     if started:
         starts.may.set()
         await _turns()
-    succession.end(signal.SIGTERM)
+    handover.end(signal.SIGTERM)
     starts.may.set()
     await _turns()
     assert new.signals == [signal.SIGTERM]
     new.ended.set_result(0)
     with pytest.raises(ReloadFailed):
         await handing
-    assert succession.successor is None
+    assert handover.successor is None
 
 
 class PuppetProcess:

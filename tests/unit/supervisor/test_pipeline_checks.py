@@ -21,8 +21,8 @@ from stoker.settings.versions import VersionStatus
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor.catalogue import Catalogue, Model, Version
+from stoker.supervisor.frontend_requests import FrontendRequests
 from stoker.supervisor.pipeline_checks import check_models, join_pipelines, rules_of_pipelines
-from stoker.supervisor.requests import Requests
 from stoker.supervisor.stock import Stock
 from stoker.tensors import Signature
 
@@ -161,7 +161,7 @@ def test_frontends_get_the_rules_of_pipelines() -> None:
 def test_pipelines_are_not_loaded_and_unloaded_by_themselves() -> None:
     """The refusal names the models."""
     frontends, background = Mock(), Mock()
-    requests = Requests(Mock(), frontends, background, Mock(), Mock(), {"chain": 3})
+    requests = FrontendRequests(Mock(), frontends, background, Mock(), Mock(), {"chain": 3})
     requests.answer(Mock(), AskUnload(1, "chain", None))
     asyncio.run(background.spawn.call_args.args[0])
     refusal = frontends.reply.call_args.args[1]

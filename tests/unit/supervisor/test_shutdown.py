@@ -42,12 +42,12 @@ class Scene:
         )
         fleet: Any = SimpleNamespace(frontends=frontends, children=[self.child])
         catalogue: Any = SimpleNamespace(served=[SimpleNamespace(timeout_ms=one) for one in timeouts_ms])
-        self.succession: Any = SimpleNamespace(
+        self.handover: Any = SimpleNamespace(
             predecessor=None, successor=None, end=lambda number: self.log.append(("end", number))
         )
         settings = dataclasses.replace(ServerSettings(), drain_grace_s=GRACE_S)
         self.background = Background()
-        self.shutdown = Shutdown(settings, fleet, catalogue, self.succession, self.background)
+        self.shutdown = Shutdown(settings, fleet, catalogue, self.handover, self.background)
 
         async def sleep(delay_s: float) -> None:
             self.log.append(delay_s)
@@ -109,9 +109,7 @@ async def test_a_second_signal_ends_the_server_at_once(monkeypatch: pytest.Monke
 async def test_a_signal_is_passed_on_to_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process waits as its guardian until the successor ends."""
     scene = Scene(monkeypatch)
-    scene.succession.successor = SimpleNamespace(
-        send_signal=lambda number: scene.log.append(("pass", number))
-    )
+    scene.handover.successor = SimpleNamespace(send_signal=lambda number: scene.log.append(("pass", number)))
     scene.shutdown.leave()
     scene.send(signal.SIGINT)
     assert scene.log == [("pass", signal.SIGINT)]

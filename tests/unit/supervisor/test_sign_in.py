@@ -9,7 +9,7 @@ import pytest
 
 from stoker.control.frontend_messages import AskKeys, Refusal, Reply
 from stoker.errors import Unauthorized
-from stoker.supervisor.requests import Requests
+from stoker.supervisor.frontend_requests import FrontendRequests
 from stoker.supervisor.sign_in import LASTS_S, SignInLink
 
 
@@ -53,7 +53,7 @@ def test_before_there_is_a_token_none_is_taken() -> None:
 
 def ask(find_keys: object) -> Reply | Refusal:
     frontends, background = Mock(), Mock()
-    requests = Requests(Mock(), frontends, background, Mock(), Mock(), find_keys=find_keys)  # type: ignore[arg-type]
+    requests = FrontendRequests(Mock(), frontends, background, Mock(), Mock(), find_keys=find_keys)  # type: ignore[arg-type]
     requests.answer(Mock(), AskKeys(1, "once"))
     asyncio.run(background.spawn.call_args.args[0])
     answer: Reply | Refusal = frontends.reply.call_args.args[1]

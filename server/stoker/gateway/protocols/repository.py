@@ -25,8 +25,8 @@ from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.http.requests import requester_of
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt_fields import InvalidField
+from stoker.models.triton_load_request import ADJUSTED, adjustments_of
 from stoker.settings.choices import Adjustments
 from stoker.settings.traffic import Canary
 from stoker.settings.versions import read_versions

@@ -66,7 +66,7 @@ class Caller:
         answer = await asyncio.wait_for(self.reader.read(4096), PATIENCE_S)
         return answer.partition(b"\r\n")[0]
 
-    async def ended(self) -> bool:
+    async def closes_silently(self) -> bool:
         """Whether nothing more comes."""
         return not await asyncio.wait_for(self.reader.read(), PATIENCE_S)
 
@@ -241,7 +241,7 @@ async def test_the_end_waits_for_handshakes_and_sent_requests(
         assert await late.asks() == b"HTTP/1.1 204 No Content"
         assert await asking.asks() in (b"HTTP/1.1 204 No Content", b"")
         for caller in (*idle, late, asking):
-            assert await caller.ended()
+            assert await caller.closes_silently()
         assert await ending == 0
 
 
@@ -259,7 +259,7 @@ async def test_connection_with_a_possibly_partial_record_stays_open(
         assert not connection.transport.is_closing()
         monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
         connection.close_unless_readable()
-        assert await caller.ended()
+        assert await caller.closes_silently()
         caller.close()
 
 

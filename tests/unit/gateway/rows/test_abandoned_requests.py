@@ -3,7 +3,7 @@
 import pytest
 from tests.puppets import BODIES, Joined, PuppetRuntime, PuppetTicket, answer_of, doubled
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import DeadlineExceeded, StokerError
 
 

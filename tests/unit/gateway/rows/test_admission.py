@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.arena import Board
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.queue_report import classes_on_board, tiers_on_board
 from stoker.errors import Refusal
 from stoker.gateway.rows.admission import check_deadline, check_target, retry_after_ms

@@ -7,7 +7,7 @@ import pytest
 from tests.puppets import SMALL_DOORBELL_BYTES, Joined, PuppetTicket, answer_of, doubled
 from tests.unit.gateway.rows.test_large_requests import hungry_request
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import DeviceLost
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.puppets import Joined
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.gateway.rows.routing import choose_replica
 
 POLICY = BatchPolicy(4, target_ms=10_000)

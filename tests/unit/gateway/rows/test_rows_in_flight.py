@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.puppets import FAR_NS, SMALL_DOORBELL_BYTES, STEADY, Joined, PuppetTicket, answer_of, doubled
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import DeadlineExceeded, DeviceLost, ModelFailed, Overloaded, StokerError
 
 

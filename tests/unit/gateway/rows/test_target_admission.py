@@ -7,7 +7,7 @@ import pytest
 from tests.puppets import Joined, PuppetTicket
 
 from stoker.arena import BoardPage
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.errors import DeadlineExceeded, Overloaded
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.keys.callers import CallerTerms

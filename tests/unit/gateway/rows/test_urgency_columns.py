@@ -2,7 +2,7 @@
 
 from tests.puppets import FAR_NS, Joined, PuppetTicket
 
-from stoker.device.batching import BatchPolicy
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
 

@@ -80,7 +80,7 @@ def end_sweep(ws: Workspace, run: HyperDriveRun, logs: dict[int, list[float]]) -
     """A run whose sweep has come to its end by a puppet."""
     world = World(ws.local.root)
     world.logs = logs
-    world.ended(world.sweep(run.folder))
+    world.run_to_end(world.sweep(run.folder))
     return run
 
 

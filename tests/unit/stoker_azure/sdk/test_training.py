@@ -111,7 +111,7 @@ def request_for(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> MakeRequest:
 
 
 @pytest.fixture
-def ended(ws: Workspace) -> Run:
+def ended_run(ws: Workspace) -> Run:
     """A run that has ended, begun by this process."""
     with Experiment(ws, "digits").start_logging() as run:
         run.log("loss", 0.5)
@@ -552,31 +552,35 @@ def test_submission_that_cannot_run_writes_nothing(ws: Workspace, tmp_path: Path
             unoffered()
 
 
-def test_run_of_a_notebook_keeps_its_logs(ws: Workspace, ended: Run, tmp_path: Path) -> None:
+def test_run_of_a_notebook_keeps_its_logs(ws: Workspace, ended_run: Run, tmp_path: Path) -> None:
     """Metrics, files, tags; found again by its id and in its experiment."""
-    assert (ended.status, ended.get_metrics(), ended.number) == ("Completed", {"loss": [0.5, 0.25]}, 1)
-    assert list(ended.get_file_names()) == ["notes.txt", "outputs/model.pkl"]
-    ended.set_tags({"a": 1, "b": 2})
-    ended.remove_tags(["b"])
-    assert ended.tags == {"a": "1"}
-    assert [run.id for run in Experiment(ws, "digits").get_runs(tags={"a": 1})] == [ended.id]
+    assert (ended_run.status, ended_run.get_metrics(), ended_run.number) == (
+        "Completed",
+        {"loss": [0.5, 0.25]},
+        1,
+    )
+    assert list(ended_run.get_file_names()) == ["notes.txt", "outputs/model.pkl"]
+    ended_run.set_tags({"a": 1, "b": 2})
+    ended_run.remove_tags(["b"])
+    assert ended_run.tags == {"a": "1"}
+    assert [run.id for run in Experiment(ws, "digits").get_runs(tags={"a": 1})] == [ended_run.id]
     assert list(Experiment(ws, "digits").get_runs(tags="b")) == []
     assert list(ws.experiments) == ["digits"]
-    assert ws.get_run(ended.id).id == ended.id
-    ended.download_files("outputs/", "here", append_prefix=False)
-    ended.download_files(output_directory="all")
-    ended.download_file("outputs/model.pkl", "copy/m.pkl")
+    assert ws.get_run(ended_run.id).id == ended_run.id
+    ended_run.download_files("outputs/", "here", append_prefix=False)
+    ended_run.download_files(output_directory="all")
+    ended_run.download_file("outputs/model.pkl", "copy/m.pkl")
     assert sorted(path.name for path in tmp_path.glob("*/*.pkl")) == ["m.pkl", "model.pkl"]
     assert (tmp_path / "all" / "outputs" / "model.pkl").read_bytes() == b"weights"
     with pytest.raises(UserErrorException, match="has no file"):
-        ended.download_file("outputs/other.pkl")
+        ended_run.download_file("outputs/other.pkl")
     with pytest.raises(UserErrorException, match="there is no run"):
         Run.get(ws, "digits_1_00000000")
     with pytest.raises(NotOffered, match="start_logging"):
-        ended.log("x", 1)
+        ended_run.log("x", 1)
 
 
-def test_runs_are_filtered(ws: Workspace, ended: Run) -> None:
+def test_runs_are_filtered(ws: Workspace, ended_run: Run) -> None:
     """By tag, property, status, and as parts of others, the last one first; metrics with those of the parts."""
     experiment = Experiment(ws, "digits")
     with experiment.start_logging() as parent:
@@ -595,7 +599,7 @@ def test_runs_are_filtered(ws: Workspace, ended: Run) -> None:
         "digits_1_00000001",
     ]
     assert (child.parent.id, child.display_name, child.number) == (parent.id, child.id, 3)
-    assert [run.id for run in experiment.get_runs()] == [parent.id, ended.id]
+    assert [run.id for run in experiment.get_runs()] == [parent.id, ended_run.id]
     assert len(list(Run.list(experiment, include_children=True, status="Canceled"))) == 2
     assert list(experiment.get_runs(properties={"none": 1})) == []
     grandchild = "digits_1_00000002"
@@ -645,33 +649,33 @@ def test_children_of_a_script_are_runs(ws: Workspace) -> None:
 
 
 def test_a_run_is_described_and_has_children_submitted(
-    ws: Workspace, ended: Run, request_for: MakeRequest
+    ws: Workspace, ended_run: Run, request_for: MakeRequest
 ) -> None:
     """Names, properties and descriptions that are added later; a child that is submitted has its parent."""
-    ended.display_name = "the first"
-    ended.description = "of digits"
-    ended.add_properties({"p": 1})
-    ended.add_properties({"p": 2})
-    again = Run.get(ws, ended.id)
+    ended_run.display_name = "the first"
+    ended_run.description = "of digits"
+    ended_run.add_properties({"p": 1})
+    ended_run.add_properties({"p": 2})
+    again = Run.get(ws, ended_run.id)
     assert (again.name, again.description, again.properties["p"]) == ("the first", "of digits", "1")
     assert again.portal_url == again.get_portal_url()
     requests: list[Request] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            run_module, "submit", lambda request, _: (requests.append(request), (ended.folder, 0))[1]
+            run_module, "submit", lambda request, _: (requests.append(request), (ended_run.folder, 0))[1]
         )
         again.submit_child(ScriptRunConfig("src", "train.py"), tags={"k": "v"})
-    assert (requests[0].parent, requests[0].definition.script) == (ended.id, "train.py")
+    assert (requests[0].parent, requests[0].definition.script) == (ended_run.id, "train.py")
     with pytest.raises(UserErrorException, match="submit takes a configuration and tags, not arguments"):
         Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py"), arguments=["x"])
 
 
 def test_runs_and_experiments_are_listed_by_view_and_target(
-    ws: Workspace, ended: Run, tmp_path: Path
+    ws: Workspace, ended_run: Run, tmp_path: Path
 ) -> None:
     """Runs of a compute target, archived experiments, files at paths of one's own."""
     local = SimpleNamespace(workspace=ws, name="local")
-    assert [run.id for run in Run.list_by_compute(local)] == [ended.id]
+    assert [run.id for run in Run.list_by_compute(local)] == [ended_run.id]
     assert list(Run.list_by_compute(SimpleNamespace(workspace=ws, name="other"))) == []
     experiment = Experiment(ws, "digits")
     experiment.archive()
@@ -682,12 +686,12 @@ def test_runs_and_experiments_are_listed_by_view_and_target(
     assert Experiment.list(ws, view_type="All", tags={"a": 1}) == []
     with pytest.raises(UserErrorException, match="view_type is 'x'"):
         Experiment.list(ws, view_type="x")
-    ended.download_files("outputs/", str(tmp_path / "got"), output_paths=["weights.bin"])
+    ended_run.download_files("outputs/", str(tmp_path / "got"), output_paths=["weights.bin"])
     assert (tmp_path / "got" / "weights.bin").read_bytes() == b"weights"
     with pytest.raises(UserErrorException, match="output_paths has 2 paths for 1 files"):
-        ended.download_files("outputs/", output_paths=["a", "b"])
+        ended_run.download_files("outputs/", output_paths=["a", "b"])
     with pytest.raises(NotOffered, match="data sets"):
-        ended.register_model("m", "outputs/model.pkl", datasets=[("training", None)])
+        ended_run.register_model("m", "outputs/model.pkl", datasets=[("training", None)])
 
 
 def test_older_forms_of_attach_are_taken(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,7 +723,7 @@ def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[
     assert f"{run.id}: Failed on local" in printed
 
 
-def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_the_run_alone(ended_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted wait says that the run goes on."""
 
     def interrupted(*_arguments: object, **_options: object) -> None:
@@ -727,11 +731,11 @@ def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(run_waiting, "follow", interrupted)
     with pytest.raises(ExperimentExecutionException, match="is still executing"):
-        ended.wait_for_completion()
+        ended_run.wait_for_completion()
 
 
 def test_log_of_a_run_is_shown_once_below_a_heading(
-    ended: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ended_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, as it comes."""
 
@@ -748,24 +752,24 @@ def test_log_of_a_run_is_shown_once_below_a_heading(
         return RunState(Status.FAILED, error=RunFailure("ScriptFailed", "KeyError: 'x'", "", details))
 
     monkeypatch.setattr(run_waiting, "follow", follow)
-    ended.wait_for_completion(show_output=True, raise_on_error=False)
+    ended_run.wait_for_completion(show_output=True, raise_on_error=False)
     head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
     assert head in capsys.readouterr().out
     for shown, details in ((True, {"rank"}), (False, {"rank", "traceback"})):
         with pytest.raises(ActivityFailedException) as raised:
-            ended.wait_for_completion(show_output=shown)
+            ended_run.wait_for_completion(show_output=shown)
         assert set(json.loads(str(raised.value))["error"]["details"]) == details
 
 
-def test_model_has_the_id_of_its_run(ws: Workspace, ended: Run) -> None:
+def test_model_has_the_id_of_its_run(ws: Workspace, ended_run: Run) -> None:
     """Its version has the run's id; a file that is not there is answered by those that are."""
-    model = ended.register_model("digits", "outputs/model.pkl", tags={"k": "v"}, description="first")
-    assert (model.id, model.run_id, model.experiment_name) == ("digits:1", ended.id, "digits")
+    model = ended_run.register_model("digits", "outputs/model.pkl", tags={"k": "v"}, description="first")
+    assert (model.id, model.run_id, model.experiment_name) == ("digits:1", ended_run.id, "digits")
     assert (model.tags, model.description, model.model_framework) == ({"k": "v"}, "first", "Custom")
-    served = ended.register_model("digits", "outputs/model.pkl", model_framework="ScikitLearn")
+    served = ended_run.register_model("digits", "outputs/model.pkl", model_framework="ScikitLearn")
     assert (served.version, served.model_framework) == (2, "ScikitLearn")
     with pytest.raises(ModelPathNotFoundException, match=r"outputs/model\.pkl"):
-        ended.register_model("outputs/other")
+        ended_run.register_model("outputs/other")
 
 
 def test_outside_of_a_run_the_context_prints(ws: Workspace) -> None:

@@ -44,7 +44,7 @@ def sweep(project: Path) -> RunFolder:
     world = World(Workspace.find(None).create().root)
     world.logs = {0: [0.5], 1: [0.7, 0.9], 2: [0.1]}
     folder = world.submit(terms_of(3, 2, Bandit(slack_factor=0.5)))
-    world.ended(world.sweep(folder))
+    world.run_to_end(world.sweep(folder))
     return folder
 
 

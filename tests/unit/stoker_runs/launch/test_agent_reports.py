@@ -6,7 +6,14 @@ import pytest
 from tests.puppet_engine import exited
 
 from stoker_runs.launch.agent_reports import observations
-from stoker_runs.records.states import CancelRequested, Ended, FailureCode, Lost, Refused, TimeLimitExceeded
+from stoker_runs.records.states import (
+    CancelRequested,
+    FailureCode,
+    Lost,
+    Refused,
+    ScriptEnded,
+    TimeLimitExceeded,
+)
 
 KILLED = {"outcome": "signalled", "exit_status": None}
 
@@ -33,7 +40,7 @@ KILLED = {"outcome": "signalled", "exit_status": None}
 def test_each_failure_has_its_code(report: dict[str, Any], code: str, words: str) -> None:
     """A status, an exception, a signal and a lack of memory have codes of their own."""
     (observation,) = observations(report, 60)
-    assert isinstance(observation, Ended)
+    assert isinstance(observation, ScriptEnded)
     assert observation.failure is not None
     assert observation.failure.code == code
     assert words in observation.failure.message
@@ -43,7 +50,7 @@ def test_a_failure_has_the_traceback_or_the_last_lines() -> None:
     """The last lines of the log are its own, so the failure has them only where there is none."""
     for traceback, names in (("T\nKeyError: 'x'", {"traceback"}), ("", {"last_lines"})):
         (observation,) = observations(exited(1, traceback=traceback, last_lines=["T", "KeyError: 'x'"]), 60)
-        assert isinstance(observation, Ended)
+        assert isinstance(observation, ScriptEnded)
         assert observation.failure is not None
         assert set(observation.failure.details) == names
 
@@ -59,22 +66,22 @@ def test_a_failure_has_the_traceback_or_the_last_lines() -> None:
 def test_a_missing_tensorboard_is_named_with_its_command(last: str) -> None:
     """It is MLflow that needs it, which the script does not show; other exceptions have no advice."""
     (observation,) = observations(exited(1, traceback=f"T\n{last}"), 60)
-    assert isinstance(observation, Ended)
+    assert isinstance(observation, ScriptEnded)
     assert observation.failure is not None
     assert observation.failure.message == last
     assert "pip install tensorboard" in observation.failure.hint
     assert "mlflow.tensorflow.autolog needs it" in observation.failure.hint
     (other,) = observations(exited(1, traceback="T\nKeyError: 'x'"), 60)
-    assert isinstance(other, Ended)
+    assert isinstance(other, ScriptEnded)
     assert other.failure is not None
     assert other.failure.hint == ""
 
 
 def test_other_ends_are_other_observations() -> None:
     """A good end, a stop, the end of the time, a lost lease, and a start that was none."""
-    assert observations(exited(0), 60) == [Ended(0, None, 5)]
+    assert observations(exited(0), 60) == [ScriptEnded(0, None, 5)]
     stopped = observations(exited(0, outcome="stopped", reason="canceled", signal="SIGTERM"), 60)
-    assert stopped == [CancelRequested("canceled"), Ended(-15, None, 5)]
+    assert stopped == [CancelRequested("canceled"), ScriptEnded(-15, None, 5)]
     assert observations(exited(0, outcome="timed_out"), 60)[0] == TimeLimitExceeded(60)
     assert isinstance(observations(exited(0, outcome="lease_lost"), 60)[0], Lost)
     (refused,) = observations(exited(0, outcome="not_started", reason="there is no folder x"), 60)

@@ -8,7 +8,6 @@ from stoker_runs.records.states import (
     TERMINAL,
     CancelRequested,
     Collected,
-    Ended,
     FailureCode,
     Granted,
     Lost,
@@ -18,6 +17,7 @@ from stoker_runs.records.states import (
     Refused,
     RunFailure,
     RunState,
+    ScriptEnded,
     Seen,
     Status,
     TimeLimitExceeded,
@@ -36,7 +36,7 @@ OBSERVATIONS = st.one_of(
     st.builds(Provisioned),
     st.builds(Seen, st.none() | st.integers(1, 9)),
     st.builds(Unseen, st.just("the disk is full")),
-    st.builds(Ended, st.integers(-9, 3), st.sampled_from([None, FAILURE])),
+    st.builds(ScriptEnded, st.integers(-9, 3), st.sampled_from([None, FAILURE])),
     st.builds(Lost, st.just(GONE)),
     st.builds(Refused, st.just(FAILURE)),
     st.builds(CancelRequested, st.just("by its user")),
@@ -106,7 +106,7 @@ def test_how_a_run_ends_follows_from_its_process(observations: list[Observation]
     if state.status is Status.FAILED:
         assert state.error is not None
     if state.status is Status.COMPLETED:
-        assert any(isinstance(one, Ended) and one.failure is None for one in observations)
+        assert any(isinstance(one, ScriptEnded) and one.failure is None for one in observations)
         assert (state.error, state.ending) == (None, "")
     if state.status is Status.CANCELED:
         assert any(isinstance(one, CancelRequested) for one in observations)
@@ -134,7 +134,7 @@ def test_a_state_survives_its_file(observations: list[Observation], attempts: in
 def test_the_plain_way_is_that_of_the_contract() -> None:
     """A run that waits, starts and completes passes through all of Azure's states in order."""
     state, seen = RunState(), [Status.NOT_STARTED]
-    for observation in (Waits("waits for 1 core"), *STARTED, Ended(0), Collected()):
+    for observation in (Waits("waits for 1 core"), *STARTED, ScriptEnded(0), Collected()):
         state = next_state(state, observation, 5)
         seen.append(state.status)
     assert seen == [
@@ -165,13 +165,13 @@ def test_a_cancel_before_the_start_needs_no_process(before: tuple[Observation, .
 
 def test_a_cancelled_script_that_ends_well_is_cancelled_all_the_same() -> None:
     """Its user requested the end, so its status does not count."""
-    state = after(*STARTED, CancelRequested(), Ended(0), Collected())
+    state = after(*STARTED, CancelRequested(), ScriptEnded(0), Collected())
     assert (state.status, state.exit_status) == (Status.CANCELED, 0)
 
 
 def test_too_long_is_a_failure_that_says_so() -> None:
     """It is Failed with TimedOut, though the script was stopped like a cancelled one."""
-    state = after(*STARTED, TimeLimitExceeded(60), Ended(-15), CancelRequested(), Collected())
+    state = after(*STARTED, TimeLimitExceeded(60), ScriptEnded(-15), CancelRequested(), Collected())
     assert state.status is Status.FAILED
     assert state.error is not None
     assert state.error.code == FailureCode.TIMED_OUT
@@ -189,22 +189,22 @@ def test_a_lost_node_costs_an_attempt() -> None:
 
 def test_a_failing_script_is_not_tried_again() -> None:
     """Attempts are for lost nodes: a script that fails would fail again."""
-    assert after(*STARTED, Ended(1, FAILURE), attempts=3).outcome is Status.FAILED
+    assert after(*STARTED, ScriptEnded(1, FAILURE), attempts=3).outcome is Status.FAILED
 
 
 def test_an_end_before_the_start_is_of_another_attempt() -> None:
     """Remains of an earlier attempt cannot end a run that is only being prepared."""
-    assert after(Granted(), Ended(0)).status is Status.PREPARING
+    assert after(Granted(), ScriptEnded(0)).status is Status.PREPARING
 
 
 def test_only_a_failed_or_cancelled_run_is_resumed() -> None:
     """A further attempt begins in Queued with nothing of the old one's end; others refuse."""
-    failed = after(*STARTED, Ended(1, FAILURE), Collected())
+    failed = after(*STARTED, ScriptEnded(1, FAILURE), Collected())
     again = resumed(failed, 50)
     assert (again.status, again.attempt, again.attempts) == (Status.QUEUED, 2, 2)
     assert (again.error, again.exit_status, again.ended_ms) == (None, None, None)
     with pytest.raises(ValueError, match="Completed cannot be resumed"):
-        resumed(after(*STARTED, Ended(0), Collected()), 50)
+        resumed(after(*STARTED, ScriptEnded(0), Collected()), 50)
 
 
 @pytest.mark.parametrize("content", [{}, {"status": "Running"}, {**RunState().to_json(), "status": "Odd"}])

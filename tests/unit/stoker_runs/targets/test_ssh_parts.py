@@ -192,8 +192,8 @@ class CutPorter:
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> Job:
-    """An attempt on a machine that has ended."""
+def ended_job(tmp_path: Path) -> Job:
+    """An attempt on a machine that has ended_job."""
     record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py"))
     folder = RunStore(tmp_path / "runs").create(record, RunState())
     job = Job(folder, record, 1, tmp_path / "snapshots")
@@ -201,32 +201,34 @@ def ended(tmp_path: Path) -> Job:
     return job
 
 
-def test_a_link_of_a_broken_listing_is_no_way_out(ended: Job, tmp_path: Path) -> None:
+def test_a_link_of_a_broken_listing_is_no_way_out(ended_job: Job, tmp_path: Path) -> None:
     """A folder of the next listing that was a link in the one before is a folder here."""
     victim = tmp_path / "victim"
     victim.mkdir()
     first = CutPorter([["l", "d", str(victim)], ["f", "big", 5, False]], cut_at=0)
     with pytest.raises(ConnectionError):
-        asyncio.run(collect(cast("Porter", first), ended))
-    asyncio.run(collect(cast("Porter", CutPorter([["d", "d"], ["f", "d/evil", 3, True]])), ended))
+        asyncio.run(collect(cast("Porter", first), ended_job))
+    asyncio.run(collect(cast("Porter", CutPorter([["d", "d"], ["f", "d/evil", 3, True]])), ended_job))
     assert list(victim.iterdir()) == []
-    evil = ended.folder.outputs / "d" / "evil"
+    evil = ended_job.folder.outputs / "d" / "evil"
     assert (evil.read_bytes(), evil.stat().st_mode & 0o777) == (b"xxx", 0o700)
-    assert not (ended.folder.outputs / "big").exists()
-    assert not (ended.place / "incoming").exists()
+    assert not (ended_job.folder.outputs / "big").exists()
+    assert not (ended_job.place / "incoming").exists()
 
 
-def test_interrupted_download_continues_at_the_cut(ended: Job) -> None:
+def test_interrupted_download_continues_at_the_cut(ended_job: Job) -> None:
     """A file continues at the cut, also after two cuts."""
     listing: list[list[Any]] = [["d", "deep"], ["f", "deep/large", 5, False], ["f", "other", 4, False]]
     for cut_at, offsets in ((3, [0, 0]), (2, [3, 0]), (None, [0])):
         porter = CutPorter(listing, cut_at)
         try:
-            asyncio.run(collect(cast("Porter", porter), ended))
+            asyncio.run(collect(cast("Porter", porter), ended_job))
         except (ConnectionError, EngineFailure):
             assert cut_at is not None
         assert porter.offsets == offsets
-    assert {path.name: path.read_bytes() for path in ended.folder.outputs.rglob("*") if path.is_file()} == {
+    assert {
+        path.name: path.read_bytes() for path in ended_job.folder.outputs.rglob("*") if path.is_file()
+    } == {
         "large": b"xxxxx",
         "other": b"xxxx",
     }

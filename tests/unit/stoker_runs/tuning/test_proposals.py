@@ -105,7 +105,7 @@ def test_a_killed_bayesian_sweep_goes_on_from_the_values_of_its_children(
 ) -> None:
     """Each child once, with the values that an unbroken sweep has; its record and its list have them."""
     whole = world.submit(bayesian(9))
-    assert world.ended(world.sweep(whole)).status is Status.COMPLETED
+    assert world.run_to_end(world.sweep(whole)).status is Status.COMPLETED
     expected = sorted((one.number, one.parameters["--x"]) for one in trials_of(whole, world.store))
 
     world = Parabola(tmp_path / "killed")
@@ -121,7 +121,7 @@ def test_a_killed_bayesian_sweep_goes_on_from_the_values_of_its_children(
     ended = False
     while not ended:
         try:
-            ended = world.ended(world.sweep(folder)).is_terminal
+            ended = world.run_to_end(world.sweep(folder)).is_terminal
         except Killed:
             world.read()
     assert world.begun == [f"{folder.id}_{number}" for number in range(9)]
@@ -133,12 +133,12 @@ def test_a_killed_bayesian_sweep_goes_on_from_the_values_of_its_children(
 def test_a_warm_start_learns_from_earlier_runs_of_the_same_metric(world: World) -> None:
     """The first proposal after ten good runs is no longer a random one; a child may go on as it was."""
     first = world.submit(bayesian(12))
-    world.ended(world.sweep(first))
+    world.run_to_end(world.sweep(first))
     again = continued_children([f"{first.id}_3"], world.store)
     second = world.submit(bayesian(2, warm_start=[first.id], again=again))
-    world.ended(world.sweep(second))
+    world.run_to_end(world.sweep(second))
     cold = world.submit(bayesian(2, again=again))
-    world.ended(world.sweep(cold))
+    world.run_to_end(world.sweep(cold))
     of = {
         run.id: {one.number: one.parameters for one in trials_of(run, world.store)}
         for run in (first, second, cold)
@@ -147,9 +147,9 @@ def test_a_warm_start_learns_from_earlier_runs_of_the_same_metric(world: World) 
     assert of[second.id][1] != of[cold.id][1]
     other = define_sweep(sampler("random", {"--x": expression("uniform", -5, 5)}, 1), "loss", "minimize", 2)
     unrelated = world.submit(other)
-    world.ended(world.sweep(unrelated))
+    world.run_to_end(world.sweep(unrelated))
     third = world.submit(bayesian(2, again=again, warm_start=[unrelated.id]))
-    world.ended(world.sweep(third))
+    world.run_to_end(world.sweep(third))
     assert {one.number: one.parameters for one in trials_of(third, world.store)} == of[cold.id]
 
 
@@ -158,7 +158,7 @@ def test_a_child_that_is_deleted_during_a_look_is_left_out(
 ) -> None:
     """Its parameters stand in its record, which may go between two reads."""
     folder = world.submit(bayesian(2))
-    world.ended(world.sweep(folder))
+    world.run_to_end(world.sweep(folder))
     record = RunFolder.record
 
     def read_record(child: RunFolder) -> RunRecord:

@@ -81,7 +81,7 @@ class World:
         child.write_state(child.state().replace(status=status, reason=reason, error=error))
         self.running.remove(child)
 
-    def ended(self, sweep: Sweep) -> RunState:
+    def run_to_end(self, sweep: Sweep) -> RunState:
         for _ in range(1000):
             sweep.step()
             if sweep.state.is_terminal:
@@ -104,7 +104,7 @@ def test_children_are_runs_with_parameters_of_their_own(world: World) -> None:
     """Ids from 0 up, the parent's files and arguments, then the parameters; a name gets its dashes."""
     folder = world.submit(terms_of(3, 2))
     (folder.environment / "asked.yml").write_text("name: x\n")
-    state = world.ended(world.sweep(folder))
+    state = world.run_to_end(world.sweep(folder))
     assert (state.status, state.reason, world.most) == (Status.COMPLETED, "", 2)
     assert world.begun == [f"{folder.id}_{number}" for number in range(3)]
     child = world.store.get(world.begun[1])
@@ -121,7 +121,7 @@ def test_a_poor_child_is_canceled_with_the_policy_as_reason(world: World) -> Non
     """The others go on; the best comes first in the list, and children without a value last."""
     world.logs = {0: [0.5, 0.9], 1: [0.1, 0.2], 2: [], 3: [0.6]}
     folder = world.submit(terms_of(4, 2, Bandit(slack_factor=0.5)))
-    assert world.ended(world.sweep(folder)).status is Status.COMPLETED
+    assert world.run_to_end(world.sweep(folder)).status is Status.COMPLETED
     trials = trials_of(folder, world.store)
     assert [(trial.number, trial.best, trial.count) for trial in trials] == [
         (0, 0.9, 2),
@@ -145,7 +145,7 @@ def test_a_sweep_without_its_metric_names_the_logged_ones(world: World) -> None:
     sweep.step()
     for child in world.running:
         (child.attempt(1) / "metrics.jsonl").write_text('{"t":1,"k":"loss","v":1.0,"a":1}\n')
-    state = world.ended(sweep)
+    state = world.run_to_end(sweep)
     assert (state.status, state.reason) == (
         Status.COMPLETED,
         "no run has logged the metric acc, so that none is the best; they have logged loss",
@@ -159,7 +159,7 @@ def test_a_cancel_ends_all_children(world: World) -> None:
     sweep = world.sweep(folder)
     sweep.step()
     folder.request_cancel("by its user", 1, grace_s=2)
-    state = world.ended(sweep)
+    state = world.run_to_end(sweep)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
     children = [world.store.get(run_id) for run_id in world.begun]
     assert [child.state().status for child in children] == [Status.CANCELED] * 3
@@ -171,7 +171,7 @@ def test_a_cancel_before_the_start_begins_nothing(world: World) -> None:
     """The sweep is Canceled at once."""
     folder = world.submit(terms_of(9, 3))
     folder.request_cancel("by its user", 1)
-    assert world.ended(world.sweep(folder)).status is Status.CANCELED
+    assert world.run_to_end(world.sweep(folder)).status is Status.CANCELED
     assert world.begun == []
 
 
@@ -183,7 +183,7 @@ def test_sweep_that_takes_too_long_completes_with_its_children_so_far(world: Wor
     sweep.step()
     world.read()
     world.clock.sleep(61)
-    state = world.ended(sweep)
+    state = world.run_to_end(sweep)
     assert state.status is Status.COMPLETED
     assert state.reason == "the sweep has taken the 60 s that it was allowed; 2 of 5 runs had begun"
     assert trials_of(folder, world.store)[0].status is Status.CANCELED
@@ -192,7 +192,7 @@ def test_sweep_that_takes_too_long_completes_with_its_children_so_far(world: Wor
 def test_a_sweep_fails_when_all_its_children_fail(world: World) -> None:
     """The error has the words of the first."""
     world.fails = {0, 1}
-    state = world.ended(world.sweep(world.submit(terms_of(2, 1))))
+    state = world.run_to_end(world.sweep(world.submit(terms_of(2, 1))))
     assert state.error is not None
     assert (state.status, "ValueError: no" in state.error.message) == (Status.FAILED, True)
 
@@ -201,10 +201,10 @@ def test_a_warm_start_compares_with_children_of_before(world: World) -> None:
     """A child worse than a run of the earlier sweep is ended, and the best run may be of that sweep."""
     world.logs = {0: [0.9]}
     first = world.submit(terms_of(1, 1))
-    world.ended(world.sweep(first))
+    world.run_to_end(world.sweep(first))
     world.logs = {0: [0.1, 0.1]}
     second = world.submit(terms_of(1, 1, Bandit(slack_factor=0.5), warm_start=[first.id]))
-    world.ended(world.sweep(second))
+    world.run_to_end(world.sweep(second))
     (trial,) = trials_of(second, world.store)
     assert trial.status is Status.CANCELED
     assert [one.id for one in trials_of(second, world.store, with_earlier=True)] == [
@@ -216,11 +216,11 @@ def test_a_warm_start_compares_with_children_of_before(world: World) -> None:
 def test_a_child_goes_on_in_another_sweep(world: World) -> None:
     """With the parameters that it had, and its outputs to begin with."""
     first = world.submit(terms_of(2, 1))
-    world.ended(world.sweep(first))
+    world.run_to_end(world.sweep(first))
     again = continued_children([f"{first.id}_1"], world.store)
     assert again == [ContinuedChild(f"{first.id}_1", terms_of(2, 1).parameters(1))]
     second = world.submit(terms_of(2, 2, again=again))
-    world.ended(world.sweep(second))
+    world.run_to_end(world.sweep(second))
     definitions = [world.store.get(f"{second.id}_{number}").record().definition for number in range(2)]
     assert [one.resume_from for one in definitions] == [f"{first.id}_1", ""]
     assert definitions[0].arguments == world.store.get(f"{first.id}_1").record().definition.arguments
@@ -276,7 +276,7 @@ def test_a_sweep_survives_its_runner(seed: int) -> None:
         world.begin = killed_at_times  # type: ignore[method-assign]
         for _ in range(100):
             try:
-                state = world.ended(world.sweep(folder))
+                state = world.run_to_end(world.sweep(folder))
             except Killed:
                 continue
             break

@@ -50,7 +50,7 @@ def test_a_sweep_from_python_has_the_terms_of_its_keywords() -> None:
     assert (sweep.best, sweep.best_parameters, sweep.trials) == (None, None, [])
     world = World(Workspace.find(None).root)
     world.logs = {0: [0.2], 1: [0.9], 2: [0.3]}
-    world.ended(world.sweep(RunFolder(sweep.folder)))
+    world.run_to_end(world.sweep(RunFolder(sweep.folder)))
     assert sweep.best is not None
     assert (sweep.best.id, sweep.best.metrics) == (f"{sweep.id}_1", {"acc": 0.9})
     assert sweep.best_parameters == terms.parameters(1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 
 from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_decisions import BatchDecision
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchDecision
 from stoker.device.device_turns import ModelTurn, TurnTaking
 from stoker.device.queue_report import QueueReporter
 from stoker.device.row_queue import RowQueue

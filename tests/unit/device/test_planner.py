@@ -10,11 +10,11 @@ import pytest
 from tests.puppets import HandClock, metric_memory
 
 from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import DevicePage, SlotFacts
 from stoker.device.device_turns import DeviceTurns
-from stoker.device.planning import Planner
+from stoker.device.planner import Planner
 
 FACTS = SlotFacts(threads=1, wants_turns=True)
 

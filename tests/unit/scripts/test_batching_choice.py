@@ -30,7 +30,7 @@ from stoker.models.deployments import resolve
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
-from stoker.scripts.batching import BatchedCalls, choose_batching
+from stoker.scripts.batching_choice import BatchedCalls, choose_batching
 from stoker.scripts.call_watchdog import Watchdog
 from stoker.scripts.gathered_calls import MAX_THREADS, GatheredCalls
 from stoker.scripts.interception import Interception
@@ -61,7 +61,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             super().__init__(*args, **settings)
             made.append(self)
 
-    monkeypatch.setattr("stoker.scripts.batching.GatheredCalls", Closed)
+    monkeypatch.setattr("stoker.scripts.batching_choice.GatheredCalls", Closed)
     yield
     for calls in made:
         calls.close()

@@ -12,8 +12,8 @@ from tests.unit.scripts.batch_runs import Run, doubled, fails_for
 
 from stoker.deployment import Deployment
 from stoker.script_form import ScriptForm
+from stoker.scripts.request_batch_choice import MAX_UNVOUCHED, choose_request_batches
 from stoker.scripts.request_batches import RequestBatches
-from stoker.scripts.request_batching import MAX_UNVOUCHED, choose_request_batches
 
 
 def deployment(**settings: Any) -> Deployment:

@@ -10,7 +10,7 @@ from stoker.deployment import Deployment
 from stoker.system.resources import start_thread
 
 
-class ModelLoader:
+class LoaderThread:
     """Loads models beside those that serve, one after the other, on a thread of its own."""
 
     def __init__(self, load: Callable[[Deployment], None]) -> None:

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes, filled
-from stoker.device.batching import BatchPolicy
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets
 from stoker.device.compute_stream import ComputeStream
 from stoker.device.row_queue import RowQueue

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import CALLER_BITS, NORMAL_TIER
-from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditSchedule
 from stoker.device.batch import Batch
 from stoker.device.batch_cap import BatchCap
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
-from stoker.device.batching import BatchPolicy
 from stoker.device.instance import Instance
 from stoker.device.row_blocks import placed_of
 from stoker.device.row_queue import RowQueue, callers_of

@@ -10,12 +10,12 @@ import pytest
 from tests.puppets import metric_memory
 
 from stoker.arena import NORMAL
-from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditSchedule
 from stoker.device.batch import Batch
 from stoker.device.batch_cap import BatchCap
-from stoker.device.batch_counts import BatchCounter
+from stoker.device.batch_counter import BatchCounter
+from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes, ServiceTimes
-from stoker.device.batching import BatchPolicy
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 

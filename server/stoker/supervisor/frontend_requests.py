@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from stoker.control.frontend_messages import (
     Ask,
@@ -23,18 +23,16 @@ from stoker.control.frontend_messages import (
     Reply,
 )
 from stoker.errors import NotSupported, RequestError, StokerError
-
-if TYPE_CHECKING:
-    from stoker.supervisor.background import Background
-    from stoker.supervisor.frontend_process import FrontendChild
-    from stoker.supervisor.frontend_processes import FrontendProcesses
-    from stoker.supervisor.live_settings import LiveSettings
-    from stoker.supervisor.rollout import Rollout
+from stoker.supervisor.background import Background
+from stoker.supervisor.frontend_process import FrontendChild
+from stoker.supervisor.frontend_processes import FrontendProcesses
+from stoker.supervisor.live_settings import LiveSettings
+from stoker.supervisor.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 
 
-class Requests:
+class FrontendRequests:
     """Answers requests of frontends; see `stoker.gateway.administration`."""
 
     def __init__(

@@ -7,16 +7,14 @@ import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.models.sources import ModelSource
 from stoker.settings.files import settings_text
+from stoker.settings.model import ModelSettings
 from stoker.settings.text_input import MOST_TOKENS, TextInput, TextSettings
 from stoker.system.extras import how_to_install
-
-if TYPE_CHECKING:
-    from stoker.models.sources import ModelSource
-    from stoker.settings.model import ModelSettings
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The choice of batches to audit, by counting them and by an account of time."""
+"""The schedule of audits: batches to audit are chosen by counting them and by an account of time."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditSchedule
 
 MS = 1_000_000
 

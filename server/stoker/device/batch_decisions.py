@@ -1,14 +1,12 @@
-"""Values of the batching scheduler: its settings, what it decides, and what it proposes to other models."""
+"""The decisions of the batching scheduler, with its settings: batches that leave, and proposals to shared devices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stoker.device.row_blocks import RowBlock
 from stoker.settings.choices import Late
-
-if TYPE_CHECKING:
-    from stoker.device.row_blocks import RowBlock
 
 
 @dataclass(frozen=True, slots=True)

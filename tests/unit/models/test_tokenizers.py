@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.models import texts
+from stoker.models import tokenizers
 from stoker.models.sources import ModelSource
-from stoker.models.texts import find_text_input
+from stoker.models.tokenizers import find_text_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.sequence import read_sequence
 from stoker.settings.text_input import TextInput, TextSettings
@@ -41,7 +41,7 @@ def test_limits_come_from_the_files_beside_it(folder: Path) -> None:
     assert find(folder) == TextInput(folder / "tokenizer.json", 98, pad_id=1)
 
 
-def test_what_is_no_limit_is_passed_over(folder: Path) -> None:
+def test_limits_that_are_no_numbers_or_too_large_are_ignored(folder: Path) -> None:
     """Words, and numbers beyond all limits; then a setting is free."""
     (folder / "config.json").write_text(
         json.dumps({"max_position_embeddings": "many", "model_type": "roberta"})
@@ -78,7 +78,7 @@ def test_models_without_texts(folder: Path) -> None:
 
 def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are served with numbers, unless texts are set."""
-    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
     assert find(folder) is None
     with pytest.raises(InvalidSettings, match="m: the library tokenizers is not installed"):
         find(folder, text=TextSettings())

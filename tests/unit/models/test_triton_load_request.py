@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.models.load_config import adjustments_of
 from stoker.models.pbtxt_fields import InvalidField
+from stoker.models.triton_load_request import adjustments_of
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 

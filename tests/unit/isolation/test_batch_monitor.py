@@ -1,4 +1,4 @@
-"""NaN and infinities in answers to finite rows."""
+"""The monitor of batches: NaN and infinities in answers to finite rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.isolation.test_audit import batch
 
-from stoker.isolation.non_finite import count_unexplained
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.tensors import all_finite
 
 
@@ -28,6 +28,10 @@ def test_answers_are_unexplained_only_where_the_row_is_finite() -> None:
     """A row with NaN in its answers counts once; a row with NaN in its inputs does not count."""
     inputs = [batch(1, np.nan, 3, 4), np.array([0, 0, np.inf, 0], np.float16)]
     outputs = [np.array([[np.nan, np.inf]] * 4, np.float32), np.arange(4)]
-    assert count_unexplained(inputs, outputs, 4) == 2
-    assert count_unexplained(inputs, outputs[1:], 4) == 0
-    assert count_unexplained([batch(1)], [np.array(np.nan, np.float32)], 1) == 1
+    monitor = BatchMonitor()
+    monitor.count_non_finite(inputs, outputs, 4)
+    assert monitor.non_finite_rows == 2
+    monitor.count_non_finite(inputs, outputs[1:], 4)
+    assert monitor.non_finite_rows == 2
+    monitor.count_non_finite([batch(1)], [np.array(np.nan, np.float32)], 1)
+    assert monitor.non_finite_rows == 3

@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from stoker.deployment import SAMPLE_INPUT
+from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.script_form import ScriptForm
 from stoker.scripts.model_checks import check_quantisation
 from stoker.scripts.request_batches import BatchRun, RequestBatches
@@ -16,9 +16,6 @@ from stoker.scripts.self_check import UNCHECKED, Disproved, compare_answers, rea
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
-
-if TYPE_CHECKING:
-    from stoker.deployment import Deployment
 
 logger = logging.getLogger(__name__)
 

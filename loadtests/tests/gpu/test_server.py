@@ -1,0 +1,30 @@
+"""The server of the bench on a GPU."""
+
+import dataclasses
+from pathlib import Path
+
+import yaml
+
+from stoker.settings.loading import load_settings
+from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.server import ServingOptions, deployment
+
+
+def test_the_deployment_file_is_one(tmp_path: Path) -> None:
+    """The server can read it; it has the model's precision and the other options."""
+    model = GpuModel("resnet50", "fp16", "uint8", tmp_path / "model.onnx", "images", (2, 2, 3))
+    file = tmp_path / "deployment.yaml"
+    file.write_text(yaml.safe_dump(deployment(model, ServingOptions("cuda:0", 64, 4))))
+    settings = load_settings({}, {}, file, ())
+    assert (settings.device, settings.frontends) == (("cuda:0",), 4)
+    (served,) = settings.models
+    assert (served.name, served.max_batch_rows, served.precision) == ("bench", 64, "fp16")
+
+
+def test_a_file_of_pytorch_has_the_precision_of_its_weights(tmp_path: Path) -> None:
+    """It sets no precision, which the server would refuse; other files have the model's."""
+    path = tmp_path / "bert.pt2"
+    model = GpuModel("bert", "fp16", "int64", path, "input_ids", (16,), reference=tmp_path)
+    assert deployment(model, ServingOptions("cuda:0"))["models"][0].get("precision") is None
+    onnx = dataclasses.replace(model, path=path.with_suffix(".onnx"))
+    assert deployment(onnx, ServingOptions("cuda:0"))["models"][0]["precision"] == "fp16"
