@@ -83,7 +83,7 @@ def test_the_deployment_code_of_the_how_to_runs_unchanged(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr
     output = ended.stdout
-    assert "aks-gpu: 8 nodes are a Standard_NC6, with 8 GPUs; none are made\n" in output
+    assert "aks-gpu: 8 nodes of size Standard_NC6, with 8 GPUs; none are made\n" in output
     assert "created Deployment aks-dnn-mnist" in output
     assert output.rstrip().endswith('AKS service creation operation finished, operation "Succeeded"\nHealthy')
     assert versions(cluster, namespace) == {}

@@ -72,9 +72,9 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise InvalidInput.different_rows(counts.items())
-    for info in tensors.inputs:
-        if not arrays[info.name].ndim:
-            raise InvalidInput(f"{info.name}: expected a list of rows, got a single value.")
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise InvalidInput(f"{name}: expected a list of rows, got a single value.")
     if not all(counts.values()):
         raise InvalidInput("The request holds no rows.")
 
