@@ -1,8 +1,8 @@
 """Runs the suites of the project; `.ci/run` calls it. Needs nothing but Python.
 
 `make test` comes first, alone, for it uses all cores by itself. The other suites wait more than they compute, so two
-of them run at a time. A suite that was green in this clone with the same content of all that it needs is skipped,
-unless `--all` is given: `.venv/.green` has a file for each suite with the key of that content.
+of them run at a time; chaos comes last, alone. A suite that was green in this clone with the same content of all that
+it needs is skipped, unless `--all` is given: `.venv/.green` has a file for each suite with the key of that content.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GREEN = ROOT / ".venv" / ".green"
 JOBS = 2
+LIMIT_S = 1200
+"""A suite that takes longer hangs: it is ended, and has failed."""
 MOST_REPEATED = 3
 """If more tests of a suite fail, none is repeated."""
 
@@ -63,10 +66,10 @@ class Suite:
 
 
 FIRST = Suite("test", EVERYTHING)
+# The same faults for every commit: the reason for a refusal is to lie in the commit.
+LAST = Suite("chaos", ("loadtests/", "tests/chaos/"), ("SEED=1", "SECONDS=300"))
 # The longest come first: one that begins last would be waited for alone.
 SUITES = (
-    # The same faults for every commit: the reason for a refusal is to lie in the commit.
-    Suite("chaos", ("loadtests/", "tests/chaos/"), ("SEED=1", "SECONDS=300")),
     Suite("test-cluster", (*CLUSTER, "tests/unit/stoker_cluster/", "tests/unit/stoker_runs/")),
     Suite("test-torch", (*RUNS, "loadtests/", "tests/torch/")),
     Suite("test-targets", (*RUNS, "tests/unit/")),
@@ -166,8 +169,15 @@ def run_suite(suite: Suite, cache: Path, log: int) -> tuple[bool, list[str]]:
 
 def _call(make: list[str], options: str, log: int) -> bool:
     environment = {**os.environ, "PYTEST_ADDOPTS": options}
-    ended = subprocess.run(make, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return ended.returncode == 0
+    with subprocess.Popen(
+        make, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(LIMIT_S) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            os.write(log, f"{make[1]} was ended: it took more than {LIMIT_S} s\n".encode())
+            return False
 
 
 def run_in_parallel(suites: Sequence[Suite], keys: dict[str, str], results: Results) -> None:
@@ -192,19 +202,21 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="run also those whose content was green before")
     every = parser.parse_args().all
     paths = tracked_files()
-    keys = {suite.target: content_key(suite, paths) for suite in (FIRST, *SUITES)}
+    keys = {suite.target: content_key(suite, paths) for suite in (FIRST, *SUITES, LAST)}
     green = {file.name: file.read_text() for file in GREEN.iterdir()} if GREEN.is_dir() else {}
-    due = [suite for suite in SUITES if every or green.get(suite.target) != keys[suite.target]]
+    due = [suite for suite in (*SUITES, LAST) if every or green.get(suite.target) != keys[suite.target]]
     results = Results()
     # The tests always run: they are what a commit is judged by.
     results.run(FIRST, keys[FIRST.target])
     if due and not results.failed:
         # Packages that two suites need are installed before either of them begins.
         subprocess.run(["make", "prepare"], cwd=ROOT, check=True)
-        run_in_parallel(due, keys, results)
+        run_in_parallel([suite for suite in due if suite is not LAST], keys, results)
+        if LAST in due and not results.failed:
+            results.run(LAST, keys[LAST.target])
     for name, time_s in results.times_s.items():
         print(f"{name}: {time_s:.0f} s")
-    for suite in SUITES:
+    for suite in (*SUITES, LAST):
         if suite not in due:
             print(f"{suite.target}: skipped, it was green with this content")
     for test in results.unsteady:

@@ -33,11 +33,12 @@ def load_suites() -> ModuleType:
 
 
 suites = load_suites()
+ALL = (suites.FIRST, *suites.SUITES, suites.LAST)
 
 
 def test_every_target_of_tests_is_a_suite() -> None:
     """None is forgotten, and chaos, the examples and the documentation come with them."""
-    assert {suite.target for suite in (suites.FIRST, *suites.SUITES)} == {
+    assert {suite.target for suite in ALL} == {
         *TARGETS,
         "chaos",
         "docs",
@@ -99,7 +100,7 @@ def recipe_folders(target: str) -> tuple[str, ...]:
     return tuple(re.findall(r" ((?:loadtests/)?tests\b[\w/.]*)", recipe[1].replace("-m tests.", " tests/")))
 
 
-@pytest.mark.parametrize("suite", suites.SUITES, ids=lambda suite: suite.target)
+@pytest.mark.parametrize("suite", ALL[1:], ids=lambda suite: suite.target)
 def test_needs_of_a_suite_include_all_that_its_tests_import(suite: Any) -> None:
     """A suite is skipped only if nothing has changed that its tests import."""
     if all(suite.includes(str(path.relative_to(ROOT))) for path in python_files().values()):
@@ -150,14 +151,14 @@ class Clone:
 def test_suites_that_were_green_with_the_same_content_are_skipped(tmp_path: Path) -> None:
     """The tests always run; a change runs what depends on it; `--all` runs all suites."""
     clone = Clone(tmp_path)
-    all_suites = {"test", "prepare", *(suite.target for suite in suites.SUITES)}
+    all_suites = {"prepare", *(suite.target for suite in ALL)}
     status, made = clone.run()
     assert (status, set(made)) == (0, all_suites)
     assert clone.run() == (0, ["test"])
     clone.write("tests/ray/test_runs.py", "changed = True")
     status, made = clone.run()
-    depending = {suite.target for suite in suites.SUITES if suite.includes("tests/ray/test_runs.py")}
-    assert (status, set(made)) == (0, {"test", "prepare"} | depending)
+    depending = {suite.target for suite in ALL if suite.includes("tests/ray/test_runs.py")}
+    assert (status, set(made)) == (0, {"prepare"} | depending)
     assert "test-ray" in depending
     assert "test-stores" not in depending
     status, made = clone.run("--all")
@@ -183,3 +184,11 @@ def test_failed_tests_stop_the_run(tmp_path: Path) -> None:
     clone = Clone(tmp_path)
     clone.write("fails-test", "")
     assert clone.run() == (1, ["test"])
+
+
+def test_suite_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it has started, and it has failed."""
+    monkeypatch.setattr(suites, "LIMIT_S", 0.1)
+    with (tmp_path / "log").open("w") as log:
+        assert not suites._call(["sh", "-c", "sleep 100; true"], "", log.fileno())
+    assert "it took more than" in (tmp_path / "log").read_text()
