@@ -98,7 +98,7 @@ def text_runtime(
         isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
         if isolation.batched and not feeds.fixed_tokens:
             isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
-            costs = _measure(run, feeds, rows, most) if isolation.batched else None
+            costs = _measure(run, feeds, rows, most, deployment.max_batch_rows) if isolation.batched else None
         logger.info("%s: its texts are %s", deployment.name, isolation)
         if key and len(_known) < _MOST_KNOWN:
             _known[key] = isolation, costs
@@ -246,8 +246,12 @@ def _with_padding(
     )
 
 
-def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> TokenCosts:
-    """Time parts that grow while larger ones compute more tokens a second."""
+def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int, most_rows: int) -> TokenCosts:
+    """Time parts that grow while larger ones compute more tokens a second.
+
+    Args:
+        most_rows: The rows of the largest batch; a program of PyTorch may refuse more.
+    """
     row = rows[rows[:, 0].argmax()]
     tokens = min(_TIMED_TOKENS, longest)
     words = np.resize(row[1 : 1 + row[0]], tokens)
@@ -258,7 +262,7 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int) -> Tok
 
     first_ns, until_s = time_ns(1, 8), time.perf_counter() + _TIMED_S
     taken_ns = {}
-    for count in (1 << power for power in range(2, _MOST_ROWS.bit_length())):
+    for count in (1 << power for power in range(min(most_rows, _MOST_ROWS).bit_length())):
         taken_ns[count] = time_ns(count, tokens) / (count * tokens)
         if time.perf_counter() > until_s:
             break
