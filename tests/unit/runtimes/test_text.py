@@ -278,3 +278,18 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_is_a_load_error(tmp_path: 
         LoadFailed, match=r"its tokenizer has ids of tokens up to \d+, and the model fails on"
     ):
         load(deployment(tmp_path), CPU)
+
+
+def test_parts_are_measured_within_the_largest_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of PyTorch may refuse more rows than that, and a device have no memory for them."""
+    counts = []
+    feeds_of = text_runtimes.TokenFeeds.feeds
+
+    def record(feeds: Any, rows: np.ndarray, tokens: int) -> Any:
+        counts.append(len(rows))
+        return feeds_of(feeds, rows, tokens)
+
+    monkeypatch.setattr(text_runtimes.TokenFeeds, "feeds", record)
+    write_text_model(tmp_path)
+    load(deployment(tmp_path), CPU)
+    assert max(counts) == 8
