@@ -1,4 +1,4 @@
-"""A server of several models of which some cannot be loaded: the others serve, and mended ones can be loaded."""
+"""A server of several models. Some cannot be loaded: the others serve, and mended ones can be loaded."""
 
 from __future__ import annotations
 

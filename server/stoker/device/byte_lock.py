@@ -14,7 +14,7 @@ class ByteLock:
     """A lock on one byte of the file at a time, with an open file description of its own.
 
     Attributes:
-        fd: The descriptor of that.
+        fd: The descriptor of the opened file.
     """
 
     def __init__(self, fd: int, place: int) -> None:

@@ -78,8 +78,7 @@ class SequenceGate(Generic[_Lane]):
     def drop_lane(self, lane: _Lane) -> list[Decision[_Lane]]:
         """Remove the rows of a lane whose frontend has gone.
 
-        Sequences of which a row was running or queued end: whether that row has changed the state can no longer be
-        told.
+        A sequence ends if a row of it was running or queued: nobody knows whether that row has changed the state.
         """
         decisions = []
         for key, line in list(self._lines.items()):

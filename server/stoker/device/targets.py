@@ -2,7 +2,7 @@
 
 The rules, with the time `free_ns` at which the device is expected to be free:
 
-1. A row is find_hopeless if its target is before the end of a batch of the rows that its request still lacks.
+1. A row is hopeless if its target is before the end of a batch of the rows that its request still lacks.
 2. If all waiting rows fit in a batch that ends before the earliest target, all of them leave.
 3. Otherwise the largest feasible batch leaves: the largest n for which n rows have targets after the end of a batch
    of n. Rows with earlier targets are lost. But if the order of targets, in batches as large as the first target

@@ -282,7 +282,7 @@ class Worker:
     def _on_event(self, fd: int, event: int) -> None:
         doorbells = self.doorbells
         if fd == doorbells.turn_fd:
-            # It is read when the turn is kept_rows.
+            # It is read when the turn is taken.
             return
         if fd == doorbells.wake_fd:
             if doorbells.admit():

@@ -108,7 +108,7 @@ class SequenceStates:
             return None
 
     def release(self, key: SequenceKey) -> None:
-        """Release an admitted row. A sequence of which no row has run is removed."""
+        """Release an admitted row. Remove its sequence if no row of it has run."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not entry.has_begun:

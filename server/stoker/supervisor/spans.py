@@ -70,7 +70,7 @@ class SpanMaker:
         self._batches: dict[tuple[str, str, int], _Batch] = {}
 
     def make(self, requests: Iterable[TracedRequest], *, last: bool = False) -> list[Span]:
-        """Return the spans of requests, and of the batches of which no more requests are expected."""
+        """Return the spans of requests, and of the batches that expect no more requests."""
         offset_ns = self._since_1970_ns()
         spans = [span for request in requests for span in self._of_request(request, offset_ns)]
         for key, batch in list(self._batches.items()):

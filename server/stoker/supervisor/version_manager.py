@@ -64,7 +64,7 @@ class VersionManager:
         """Record the outcome for the versions that were loaded at the start.
 
         Returns:
-            Failed ones of which parts may be left; they are to be removed.
+            The failed ones. Parts of them may be left, so they are to be removed.
         """
         leaving = []
         for model in self._catalogue.models.values():

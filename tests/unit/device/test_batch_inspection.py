@@ -25,7 +25,7 @@ INPUTS = [[1, 2], [np.nan, 0], [3, 4], [np.inf, 5]]
 
 @pytest.fixture
 def batch() -> Iterator[Batch]:
-    """Four rows of two lanes, two of which hold NaN or infinities."""
+    """Four rows of two lanes; two of the rows hold NaN or infinities."""
     lanes, ends = {}, []
     for key in range(2):
         fd = Arena.create(ROWS, 4)

@@ -1,4 +1,4 @@
-"""The timer that ends a process in which the interpreter lock is process: when it runs, and for how long."""
+"""The timer that ends a process in which the interpreter lock is held: when it runs, and for how long."""
 
 from __future__ import annotations
 

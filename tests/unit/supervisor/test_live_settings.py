@@ -1,4 +1,4 @@
-"""Settings that are changed while a server runs: who is sent of what."""
+"""Settings that are changed while a server runs: the messages about them, and their receivers."""
 
 from __future__ import annotations
 

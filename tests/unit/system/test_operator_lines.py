@@ -24,7 +24,7 @@ def test_process_goes_on_if_a_line_cannot_be_written() -> None:
 
 
 def test_lines_are_written_in_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log lines of other processes cannot come between its lines, each of which is one line."""
+    """Log lines of other processes cannot come between its lines, and each text is one line."""
     written: list[str] = []
     puppet = SimpleNamespace(write=written.append, flush=lambda: None)
     monkeypatch.setattr(sys, "stdout", puppet)

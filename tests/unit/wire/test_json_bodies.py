@@ -64,7 +64,7 @@ def test_the_quick_look_at_the_depth_says_the_same(body: bytes, levels: int) -> 
 
 
 def test_the_depth_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text is read in pieces, of which one may have no bracket."""
+    """A long text is read in pieces, and one of them may have no bracket."""
     monkeypatch.setattr(json_bodies, "_PIECE_BYTES", 3)
     assert nesting_depth(b"[[[1, 2, 3, 4], [5, [6, 7]]]]") == 4
 

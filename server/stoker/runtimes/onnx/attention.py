@@ -216,7 +216,7 @@ def _unscaled(graph: _GraphIndex, name: str, pattern: _Pattern) -> str:
 
 
 def _scaled(graph: _GraphIndex, name: str) -> tuple[str, str, str]:
-    """Return the tensor of which a tensor is a multiple, the factor, and the list for it; empty if it is none."""
+    """Return the operands of a tensor that is a product with a factor: tensor, factor, and its list; else empty."""
     node = graph.maker(name, "Mul")
     if node is not None:
         for place in (0, 1):

@@ -49,7 +49,7 @@ def _constants(model: Any) -> Callable[[str], float | None]:
 
 
 def _gelu_input(node: Any, made: dict[str, Any], constant: Callable[[str], float | None]) -> str | None:
-    """Return the tensor of which a product is the GELU; None for other products."""
+    """Return the input of the GELU that ends in this product; None for other products."""
 
     def beside(name: str, operator: str, number: float) -> str | None:
         """Return the other operand of a tensor that an operator makes with a constant."""

@@ -193,7 +193,7 @@ class CutPorter:
 
 @pytest.fixture
 def ended_job(tmp_path: Path) -> Job:
-    """An attempt on a machine that has ended_job."""
+    """An attempt on a machine, which has ended."""
     record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py"))
     folder = RunStore(tmp_path / "runs").create(record, RunState())
     job = Job(folder, record, 1, tmp_path / "snapshots")
