@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.contract.in_process import DOORS, KEY, InProcessServer
@@ -166,9 +167,11 @@ def test_a_console_that_is_switched_off_is_not_there() -> None:
 
 
 def test_a_page_without_its_libraries_says_how_to_build_it(
-    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its libraries it would be blank."""
-    monkeypatch.setattr(routes, "is_console_built", lambda: False)
-    page = server.ask("GET", "/console/")
+    (tmp_path / "index.html").write_text("<title>A page</title>")
+    monkeypatch.setattr(routes, "_PAGE", tmp_path)
+    with with_past(InProcessServer(PuppetRuntime(), key=KEY)) as server:
+        page = server.ask("GET", "/console/")
     assert (page.status, b"This page is not built" in page.body) == (503, True)

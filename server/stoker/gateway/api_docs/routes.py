@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stoker.gateway.describing.openapi import describe_server
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
 
 _PAGE: Final = Path(__file__).parent / "page"
-_VIEWER: Final = _PAGE / "libraries" / "swagger-ui-bundle.js"
 _MOST_SAMPLE_BYTES: Final = 1 << 16
 
 
@@ -34,7 +33,6 @@ def docs_routes(gateway: Gateway) -> list[Route]:
     """Return the routes of the description and its page; none where they are switched off."""
     if not gateway.settings.docs:
         return []
-    files = PageFiles(_PAGE)
 
     async def openapi(request: Request) -> Response:
         caller = check_metadata_access(gateway, requester_of(request))
@@ -44,22 +42,7 @@ def docs_routes(gateway: Gateway) -> list[Route]:
         leading = directory.only if directory.traffic is None else directory.traffic.endpoint.leading
         return JSONResponse(describe_server(services, leading, examples, gateway.settings.naming))
 
-    async def page(_: Request) -> Response:
-        return files.page(is_built=_VIEWER.is_file())
-
-    async def to_page(_: Request) -> Response:
-        # Relative, so that it works behind the path of a proxy.
-        return RedirectResponse("docs/")
-
-    async def file(request: Request) -> Response:
-        return files.file(request.path_params["path"])
-
-    return [
-        Route("/openapi.json", openapi),
-        Route("/docs", to_page),
-        Route("/docs/", page),
-        Route("/docs/files/{path:path}", file),
-    ]
+    return [Route("/openapi.json", openapi), *PageFiles(_PAGE).routes("/docs")]
 
 
 def _find_examples(services: Sequence[Service]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
-from stoker.system.extras import is_console_built
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -158,26 +157,13 @@ def console_routes(gateway: Gateway) -> list[Route]:
     """Return the routes below `/console`; none where the console is switched off."""
     if gateway.past is None:
         return []
-    files, figures = PageFiles(_PAGE), _Figures(gateway, gateway.past)
-
-    async def page(_: Request) -> Response:
-        return files.page(is_built=is_console_built())
-
-    async def to_page(_: Request) -> Response:
-        # Relative, so that it works behind the path of a proxy.
-        return RedirectResponse("console/")
-
-    async def file(request: Request) -> Response:
-        return files.file(request.path_params["path"])
-
+    figures = _Figures(gateway, gateway.past)
     return [
-        Route("/console", to_page),
-        Route("/console/", page),
+        *PageFiles(_PAGE).routes("/console"),
         Route("/console/figures", figures.figures),
         Route("/console/models", figures.models),
         Route("/console/requests", figures.requests),
         Route("/console/sign-in", figures.sign_in, methods=["POST"]),
-        Route("/console/files/{path:path}", file),
     ]
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from stoker.errors import NotFound
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -39,9 +43,28 @@ class PageFiles:
             if path.suffix in _TYPES and path.is_file()
         }
 
-    def page(self, *, is_built: bool) -> Response:
-        """Return the page, or how to build it."""
-        if not is_built:
+    def routes(self, path: str) -> list[Route]:
+        """Return the routes of the page, which is at a path with a slash behind it, and of its files."""
+
+        async def page(_: Request) -> Response:
+            return self._page()
+
+        async def to_page(_: Request) -> Response:
+            # Relative, so that it works behind the path of a proxy.
+            return RedirectResponse(f"{path.removeprefix('/')}/")
+
+        async def file(request: Request) -> Response:
+            return self._file(request.path_params["path"])
+
+        return [
+            Route(path, to_page),
+            Route(f"{path}/", page),
+            Route(f"{path}/files/{{path:path}}", file),
+        ]
+
+    def _page(self) -> Response:
+        """Return the page, or how to build it: without its libraries it would be blank."""
+        if not any(name.startswith("libraries/") for name in self._files):
             return PlainTextResponse(
                 "This page is not built; the start of the server says how to build it.\n",
                 503,
@@ -49,7 +72,7 @@ class PageFiles:
             )
         return self._response("index.html")
 
-    def file(self, name: str) -> Response:
+    def _file(self, name: str) -> Response:
         """Return one file of the page."""
         if name not in self._files:
             raise NotFound("The page has no such file.")

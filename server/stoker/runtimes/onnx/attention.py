@@ -216,7 +216,7 @@ def _unscaled(graph: _GraphIndex, name: str, pattern: _Pattern) -> str:
 
 
 def _scaled(graph: _GraphIndex, name: str) -> tuple[str, str, str]:
-    """Return the operands of a tensor that is a product with a factor: tensor, factor, and its list; else empty."""
+    """Return the tensor that is scaled, the factor, and the list for it; empty if none is scaled."""
     node = graph.maker(name, "Mul")
     if node is not None:
         for place in (0, 1):

@@ -2,8 +2,8 @@
 
 ONNX Runtime reads a file into strings that grow by doubling, and copies the weights out of them. That takes more than
 three times the file in new pages of memory, and the pages are most of the cost of a load. Here weights are read once.
-ONNX Runtime uses them in place. It makes packed copies of some, and releases the originals. If its optimisation needs their
-values, for example to fold a normalisation into a convolution, it copies them.
+ONNX Runtime uses them in place. It makes packed copies of some, and releases the originals. If its optimisation needs
+their values, for example to fold a normalisation into a convolution, it copies them.
 """
 
 from __future__ import annotations
