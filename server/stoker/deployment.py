@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from stoker.collecting.collection import CollectionSettings
 from stoker.settings.choices import WORDS, Acceleration, Adjustments, Admission, Late, NonFinite, Tier
@@ -260,14 +260,17 @@ class Deployment:
         return next(filter(Path.is_file, beside), None)
 
     def file_key(self) -> tuple[object, ...]:
-        """The key of findings on an ONNX model that is loaded on demand: its settings, and its file as it is now.
+        """The key of findings on an ONNX model that is loaded on demand: its settings, and its files as they are now.
 
         Empty for models that a process loads once.
         """
         if not self.on_demand or self.framework != "onnx":
             return ()
-        file = self.path.stat()
-        return self.number, self.path, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+        key: list[object] = [self.number]
+        for path in (self.path, *(() if self.text is None else (self.text.tokenizer,))):
+            file = path.stat()
+            key += [path, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns]
+        return tuple(key)
 
     @property
     def code_of_load(self) -> str:
@@ -304,6 +307,26 @@ class Deployment:
             cache_bytes=self.cache_bytes // frontends,
             environment_variables={},
         )
+
+
+_Finding = TypeVar("_Finding")
+_MOST_FINDINGS: Final = 10_000
+
+
+class KeptFindings(Generic[_Finding]):
+    """Findings on models that are loaded on demand: a test at each load would hold up the models that serve."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[object, ...], _Finding] = {}
+
+    def get(self, key: tuple[object, ...]) -> _Finding | None:
+        """Return what was found under a `Deployment.file_key`; None if nothing was, or the key is empty."""
+        return self._by_key.get(key)
+
+    def keep(self, key: tuple[object, ...], finding: _Finding) -> None:
+        """Keep a finding, unless the key is empty or there are too many."""
+        if key and len(self._by_key) < _MOST_FINDINGS:
+            self._by_key[key] = finding
 
 
 def kind_of_torch_file(path: Path) -> Literal["program", "aotinductor", "torchscript", "weights", ""]:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.deployment import Deployment, Device
+from stoker.deployment import Deployment, Device, KeptFindings
 from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.device.canary import Canary, first_row
@@ -34,9 +34,8 @@ from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 
-_MOST_KNOWN: Final = 10_000
-_known_batches: dict[tuple[object, ...], tuple[int, float]] = {}
-"""By the file of a model that is loaded on demand: the most rows of a batch, and the seconds of such a batch."""
+_known_batches: Final = KeptFindings[tuple[int, float]]()
+"""The most rows of a batch, and the seconds of such a batch."""
 
 
 def load(
@@ -279,6 +278,5 @@ def _run_first_batches(
         return known
     most = warm_up(runtime, name, max_batch_rows, sizes, sample, runs)
     full_batch_s = time_full_batch(runtime, name, most, sample)
-    if key and len(_known_batches) < _MOST_KNOWN:
-        _known_batches[key] = most, full_batch_s
+    _known_batches.keep(key, (most, full_batch_s))
     return most, full_batch_s

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.deployment import Deployment
+from stoker.deployment import Deployment, KeptFindings
 from stoker.errors import LoadFailed
 from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.isolation.batching import decide_batching
@@ -89,7 +89,7 @@ def text_runtime(
         (TensorSpec(TEXT, "int32", (1 + text.max_tokens,)),), outputs, callers=text_tensors(infos)
     )
     most, key = text.max_tokens, deployment.file_key()
-    isolation, costs = _known.get(key, (None, None))
+    isolation, costs = _findings.get(key) or (None, None)
     if isolation is None:
         # Rows of one length, so that only what is beside a row can change its answer.
         size = feeds.fixed_tokens or min(most, length_bucket(int(rows[:, 0].max()) + 1))
@@ -97,18 +97,16 @@ def text_runtime(
         takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
         isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
         if isolation.batched and not feeds.fixed_tokens:
-            isolation = _with_padding(isolation, padded, rows, _REDUCED.get(computed_in or "", _BOUND))
+            alone = TextRuntime(run, feeds, signature)
+            isolation = _with_padding(isolation, padded, alone, rows, _REDUCED.get(computed_in or "", _BOUND))
             costs = _measure(run, feeds, rows, most, deployment.max_batch_rows) if isolation.batched else None
         logger.info("%s: its texts are %s", deployment.name, isolation)
-        if key and len(_known) < _MOST_KNOWN:
-            _known[key] = isolation, costs
+        _findings.keep(key, (isolation, costs))
     signature = dataclasses.replace(signature, isolation=isolation)
     return TextRuntime(run, feeds, signature, costs, feeds.fixed_tokens)
 
 
-_MOST_KNOWN: Final = 10_000
-_known: dict[tuple[object, ...], tuple[RowIsolation, TokenCosts | None]] = {}
-"""The findings on models that are loaded on demand: tests at each load would hold up those that serve."""
+_findings: Final = KeptFindings[tuple[RowIsolation, TokenCosts | None]]()
 
 
 class TextRuntime:
@@ -227,10 +225,13 @@ def _check_largest_id(run: Run, feeds: TokenFeeds, largest: int) -> None:
 
 
 def _with_padding(
-    isolation: RowIsolation, padded: TextRuntime, rows: np.ndarray, bound: float
+    isolation: RowIsolation, padded: TextRuntime, alone: TextRuntime, rows: np.ndarray, bound: float
 ) -> RowIsolation:
-    """Return the finding, refuted if padding changes the answer to a row by more than `bound`."""
-    alone = TextRuntime(padded._model, padded._feeds, padded.signature)  # noqa: SLF001  # of one class
+    """Return the finding, refuted if padding changes the answer to a row by more than `bound`.
+
+    Args:
+        alone: Runs each row at its own length.
+    """
     differences = [
         largest_difference(padded.run([rows[place : place + 1]]), alone.run([rows[place : place + 1]]))
         for place in range(len(rows))

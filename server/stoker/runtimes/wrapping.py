@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.deployment import Deployment
+from stoker.deployment import Deployment, KeptFindings
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.batching import decide_batching
 from stoker.isolation.graph_analysis import GraphAnalysis
@@ -67,8 +67,8 @@ def wrap_model(
     isolation = _proofs.get(key)
     if isolation is None:
         isolation = _find_isolation(deployment, run, tensors, read, rows, computed_in)
-        if key and isolation.how == "read" and len(_proofs) < _MOST_PROOFS:
-            _proofs[key] = isolation
+        if isolation.how == "read":
+            _proofs.keep(key, isolation)
     tensors = dataclasses.replace(tensors, batched=isolation.batched)
     _check_padding(deployment, tensors)
     by_rows = isolation.batched and not is_reshaped(deployment.declaration)
@@ -78,9 +78,7 @@ def wrap_model(
     return rows_runtime(dataclasses.replace(signature, isolation=isolation))
 
 
-_MOST_PROOFS: Final = 10_000
-_proofs: dict[tuple[object, ...], RowIsolation] = {}
-"""Results for graphs by file. A model on demand loads often, and a test each time would delay models that serve."""
+_proofs: Final = KeptFindings[RowIsolation]()
 
 
 def _find_isolation(

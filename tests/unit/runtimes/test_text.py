@@ -165,6 +165,18 @@ def test_findings_are_kept_for_models_on_demand(tmp_path: Path, monkeypatch: pyt
         load(often, CPU)
 
 
+def test_findings_are_not_kept_for_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tokens may have another padding; the file of the model is the same."""
+    write_text_model(tmp_path)
+    often = deployment(tmp_path, on_demand=True, number=4712)
+    load(often, CPU)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    monkeypatch.setattr(text_runtimes, "decide_batching", None)
+    with pytest.raises(TypeError):
+        load(often, CPU)
+
+
 def test_a_broken_tokenizer_is_a_load_error(tmp_path: Path) -> None:
     """It names the file, whether or not texts are set; a model whose inputs do not fit does not read it."""
     write_text_model(tmp_path)
