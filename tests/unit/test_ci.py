@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.programs import load_program
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^((?:[a-z]+-)?test(?:-[a-z]+)?):(?!=)", MAKEFILE, re.MULTILINE)
 
 
-def load_suites() -> ModuleType:
-    """The module, which is in no package."""
-    spec = importlib.util.spec_from_file_location("ci_suites", ROOT / ".ci" / "suites.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-suites = load_suites()
+suites = load_program(ROOT / ".ci" / "suites.py", "ci_suites")
 ALL = (suites.FIRST, *suites.SUITES, suites.LAST)
 
 

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.programs import load_program
 
 FOLDER = Path(__file__).parents[2] / "server" / "site"
 
 
-def loaded(name: str) -> ModuleType:
-    """A script of the folder, as a module."""
-    spec = importlib.util.spec_from_file_location(f"site_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def build() -> ModuleType:
-    return loaded("build")
+    return load_program(FOLDER / "build.py", "site_build")
 
 
 def repository(folder: Path, build: ModuleType, index: str, page: str = "") -> None:
