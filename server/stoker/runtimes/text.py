@@ -25,7 +25,7 @@ from stoker.isolation.difference import largest_difference
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import Feeds, Run
-from stoker.runtimes.token_batches import TokenCosts, length_bucket
+from stoker.runtimes.token_batches import TokenCosts, padded_lengths
 from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.samples.sample import find_sample_feeds
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
@@ -92,7 +92,7 @@ def text_runtime(
     isolation, costs = _findings.get(key) or (None, None)
     if isolation is None:
         # Rows of one length, so that only what is beside a row can change its answer.
-        size = feeds.fixed_tokens or min(most, length_bucket(int(rows[:, 0].max()) + 1))
+        size = feeds.fixed_tokens or min(most, int(padded_lengths(rows[:, 0].max() + 1)))
         padded = TextRuntime(run, feeds, signature, tokens=size)
         takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
         isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
@@ -114,6 +114,7 @@ class TextRuntime:
 
     Attributes:
         signature: Rows of tokens, and the outputs of a row.
+        costs: Divides batches into parts of like length; None to run each row alone.
         monitor: Inspects the parts that it runs.
         choice: See `ChosenRuntime`; empty unless the loader of its framework has set it.
     """
@@ -131,12 +132,12 @@ class TextRuntime:
         """Wrap `run`, which each fork calls from a thread of its own.
 
         Args:
-            costs: Divides batches into parts of like length; None to run each row alone.
             tokens: The length of all rows with their padding, which then run as one part; 0 for any.
         """
         self.signature = signature
         self.monitor = BatchMonitor()
-        self._model, self._feeds, self._costs, self._tokens = run, feeds, costs, tokens
+        self.costs = costs
+        self._model, self._feeds, self._tokens = run, feeds, tokens
         self._is_apart = signature.isolation is not None and not signature.isolation.batched
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
@@ -173,8 +174,8 @@ class TextRuntime:
 
     def _parts(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         """Yield the places of rows that run together, and their length with padding."""
-        if self._costs is not None:
-            yield from self._costs.divide(lengths)
+        if self.costs is not None:
+            yield from self.costs.divide(lengths)
         elif self._tokens and not self._is_apart:
             yield np.arange(len(lengths)), self._tokens
         else:
