@@ -37,16 +37,18 @@ class TokenCosts:
         token_ns: For each token.
         most_tokens: No part has more tokens, unless it has one row: larger ones do not compute more a second.
         longest: The most tokens that a row may have with its padding.
+        shortest: The fewest.
     """
 
     start_ns: float
     token_ns: float
     most_tokens: int
     longest: int
+    shortest: int = 0
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens with padding of rows with these numbers of tokens."""
-        return np.minimum(padded_lengths(lengths), self.longest)
+        return np.clip(padded_lengths(lengths), self.shortest, self.longest)
 
     def choose_alike(self, lengths: np.ndarray, most_rows: int, first: int = 0) -> tuple[np.ndarray, int]:
         """Choose up to so many rows, the row at `first` among them, that run best together.
@@ -78,10 +80,11 @@ class TokenCosts:
     def divide(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         """Yield parts of rows with these numbers of tokens: their places, and the tokens of each row with padding.
 
-        Rows without a token are in no part.
+        Rows without a token are in no part, unless they are padded to the shortest length.
         """
-        order = lengths.argsort(kind="stable")[np.count_nonzero(lengths == 0) :]
-        sizes, counts = np.unique(self.sizes(lengths[order]), return_counts=True)
+        padded = self.sizes(lengths)
+        order = padded.argsort(kind="stable")[np.count_nonzero(padded == 0) :]
+        sizes, counts = np.unique(padded[order], return_counts=True)
         ends = np.append(0, counts.cumsum())
         # By the number of sizes that are divided: the least time, and where the last part begins.
         best_ns, starts = np.zeros(len(ends)), np.zeros(len(ends), int)
