@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
@@ -156,11 +157,11 @@ class Tally:
 
 
 class _Connection(HttpCaller):
-    """One caller: writes the request, awaits the whole answer, writes it again."""
+    """One caller: writes a request, awaits the whole answer, writes the next one."""
 
-    def __init__(self, request: bytes, tally: Tally) -> None:
+    def __init__(self, requests: Iterator[bytes], tally: Tally) -> None:
         super().__init__()
-        self._request = request
+        self._requests = requests
         self._tally = tally
 
     def opened(self) -> None:
@@ -168,7 +169,7 @@ class _Connection(HttpCaller):
 
     def _call(self) -> None:
         self._started_s = time.perf_counter()
-        self.send(self._request)
+        self.send(next(self._requests))
 
     def answered(self, status: int, kept: bool) -> None:
         if self._tally.closing:
@@ -210,21 +211,28 @@ async def run_callers(
 
 
 async def closed_loop(
-    host: str, port: int, request: bytes, connections: int, seconds: float, begin_s: float | None = None
+    host: str,
+    port: int,
+    request: bytes | Sequence[bytes],
+    connections: int,
+    seconds: float,
+    begin_s: float | None = None,
 ) -> tuple[LoadFigures, list[float]]:
     """Load a server for `seconds`; requests in flight at the end are not counted.
 
     Args:
+        request: The request, or several that all callers together send one after the other.
         begin_s: When answers begin to count, by `time.monotonic`; None for at once. Earlier errors count too.
 
     Returns:
         The figures, and the latency of each counted answer in seconds.
     """
     tally = Tally()
+    requests = itertools.cycle([request] if isinstance(request, bytes) else request)
     figures = await run_callers(
         host,
         port,
-        lambda: _Connection(request, tally),
+        lambda: _Connection(requests, tally),
         tally,
         connections=connections,
         seconds=seconds,
