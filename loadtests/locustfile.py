@@ -14,6 +14,8 @@ Options beside locust's own, each also an environment variable:
     --pieces FORM            STOKER_LOAD_PIECES    lines or events: read the answers of a script that yields, whose
                                                    pieces are sent like that; instead of digits its requests are
     --body FILE              STOKER_LOAD_BODY      the JSON in this file
+    --texts FILE             STOKER_LOAD_TEXTS     texts in place of digits, one a line: each must have the
+                                                   same answer every time
 
 An answer counts as a failure if its status is not 200, if it does not hold one class a row, or if a class differs
 from the offline one. How often the class agrees with the digit's label is told at the end, and is no failure: a
@@ -43,6 +45,7 @@ from stoker.errors import OperatorError
 from stoker_bench.users import (
     PIECE_FORMS,
     SHAPES,
+    TextExam,
     classes_in_answer,
     read_digits,
     read_pieces,
@@ -118,6 +121,7 @@ def _add_options(parser: ArgumentParser) -> None:
         ("--load-shape", "STOKER_LOAD_SHAPE", {"default": "steady", "choices": SHAPES}),
         ("--pieces", "STOKER_LOAD_PIECES", {"default": "", "choices": ("", *PIECE_FORMS)}),
         ("--body", "STOKER_LOAD_BODY", {"default": ""}),
+        ("--texts", "STOKER_LOAD_TEXTS", {"default": ""}),
     ]
     for name, variable, settings in options:
         parser.add_argument(name, env_var=variable, help="see the top of locustfile.py", **settings)
@@ -131,7 +135,7 @@ def _prepare(environment: Environment, **_: object) -> None:
         if options.pieces:
             environment.piece_body = _read_body(options.body)
         else:
-            environment.exam = _exam(options)
+            environment.exam = TextExam(Path(options.texts)) if options.texts else _exam(options)
     except OperatorError as error:
         logger.error("%s", error)  # noqa: TRY400 - the operator needs no traceback
         sys.exit(error.exit_code)
@@ -161,21 +165,21 @@ def _read_body(file: str) -> Any:
 def _tell(environment: Environment, **_: object) -> None:
     for failure in environment.stats.errors.values():
         print(f"{failure.occurrences:,} requests failed: {failure.error}")
-    exam: Exam | None = getattr(environment, "exam", None)
-    if exam and exam.answered_rows:
+    exam: Exam | TextExam | None = getattr(environment, "exam", None)
+    if isinstance(exam, Exam) and exam.answered_rows:
         share = exam.agreed_rows / exam.answered_rows
         print(f"Labels agreed for {share:.1%} of {exam.answered_rows:,} rows ({exam.source}).")
 
 
 class DigitUser(FastHttpUser):
-    """Asks for a random digit's class, checks the answer, and asks for the next at once."""
+    """Asks for a random digit's class, or sends a text, checks the answer, and asks for the next at once."""
 
     wait_time = constant(0)
 
     def on_start(self) -> None:
         """Take the bodies that the test's start prepared."""
         options = self.environment.parsed_options
-        self.exam: Exam = self.environment.exam
+        self.exam: Exam | TextExam = self.environment.exam
         self.path = options.score_path
         self.headers = {"Content-Type": "application/json"}
         if options.stoker_key:

@@ -57,6 +57,7 @@ class LoadTest:
         model: The served ONNX file, to check the classes, or None.
         pieces: How a script that yields sends its pieces; None for digits.
         body: With `pieces`, the file with the JSON of the requests.
+        texts: The file with the texts to send in place of digits, or None.
     """
 
     uri: str
@@ -69,6 +70,7 @@ class LoadTest:
     model: Path | None
     pieces: PieceForm | None = None
     body: Path | None = None
+    texts: Path | None = None
 
     def command(self, figures: Path) -> list[str]:
         """Return locust's command line; it writes the final figures to `figures` with `.json` appended."""
@@ -84,6 +86,8 @@ class LoadTest:
             command += ["--served-model", str(self.model)]
         if self.pieces:
             command += ["--pieces", self.pieces, "--body", str(self.body)]
+        if self.texts:
+            command += ["--texts", str(self.texts)]
         return command
 
 
@@ -167,6 +171,11 @@ def argument_parser() -> argparse.ArgumentParser:
         "--body", type=Path, help="with --pieces and --uri: file with the JSON that the script gets"
     )
     parser.add_argument(
+        "--texts",
+        type=Path,
+        help="send the texts in this file, one a line, to --uri or a --model that takes texts",
+    )
+    parser.add_argument(
         "--mnist-dir", type=Path, help="MNIST's IDX files (default: digits drawn by a program)"
     )
     return parser
@@ -193,6 +202,8 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("model", "rows", "mnist_dir"):
         if args.pieces and getattr(args, name) is not None:
             raise OperatorError(f"--{name.replace('_', '-')} does not go with --pieces")
+    if args.texts and (args.pieces or args.uri is None is args.model):
+        raise OperatorError("--texts goes with --uri, or with a --model that takes texts")
     if args.uri is not None:
         _check_reachable(args.uri)
     with tempfile.TemporaryDirectory(prefix="stoker-load-") as temporary, contextlib.ExitStack() as stack:
@@ -214,9 +225,10 @@ def _run(args: argparse.Namespace) -> int:
             args.shape,
             args.rows or 1,
             args.mnist_dir,
-            model,
+            None if args.texts else model,
             pieces=args.pieces,
             body=body,
+            texts=args.texts,
         )
         return run_load_test(test)
 

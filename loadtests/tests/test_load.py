@@ -57,6 +57,10 @@ def test_locust_gets_all_options_but_the_key() -> None:
     assert (given["--users"], given["--run-time"], given["--rows-per-request"]) == ("8", "5s", "2")
     assert (given["--mnist-dir"], given["--served-model"]) == ("digits", "m.onnx")
     assert not any("secret-key" in part for part in command)
+    assert (
+        dict(itertools.pairwise(load_test(texts=Path("t.txt")).command(Path("figures"))))["--texts"]
+        == "t.txt"
+    )
 
 
 def test_locustfile_is_where_the_package_expects_it() -> None:
@@ -175,6 +179,8 @@ def test_users_read_pieces(
         (["--pieces", "lines", "--body", "b.json"], "goes with --uri and --body"),
         (["--pieces", "lines", "--uri", "http://127.0.0.1:1/score"], "goes with --uri and --body"),
         (["--pieces", "lines", "--mnist-dir", "m"], "--mnist-dir does not go with --pieces"),
+        (["--texts", "t.txt"], "--texts goes with --uri, or with a --model that takes texts"),
+        (["--texts", "t.txt", "--pieces", "lines"], "--texts goes with --uri"),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(

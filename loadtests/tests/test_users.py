@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from stoker_bench.users import (
     SHAPES,
     PiecesSeen,
     Shape,
+    TextExam,
     classes_in_answer,
     read_digits,
     read_pieces,
@@ -130,3 +132,18 @@ def test_an_error_in_the_place_of_pieces_has_no_first_one() -> None:
 def test_an_answer_without_pieces_is_not_right() -> None:
     """A script that yields nothing is measured by nobody."""
     assert read_with_clock() == PiecesSeen(0, None, 1, "no pieces")
+
+
+def test_texts_must_have_the_same_answer_every_time(tmp_path: Path) -> None:
+    """Rounding may differ by what else is in a batch; a file that is none is the operator's error."""
+    file = tmp_path / "texts.txt"
+    file.write_text("how far\n\nis it\n")
+    exam = TextExam(file)
+    assert exam.bodies == [b'{"data":["how far"]}', b'{"data":["is it"]}']
+    assert exam.complaint(0, b"[[1, 2]]") is None
+    assert exam.complaint(0, b"[[1.00001, 2]]") is None
+    assert exam.complaint(1, b"[[3, 4]]") is None
+    assert exam.complaint(0, b"[[3, 4]]") == "not the answer that this text had before"
+    assert exam.complaint(0, b"[[1, 2, 3]]") is not None
+    with pytest.raises(OperatorError, match="is no text that could be sent"):
+        TextExam(tmp_path / "missing")
