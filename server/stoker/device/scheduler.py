@@ -20,6 +20,7 @@ A `RowQueue` holds the rows that wait; `schedule` looks at it and says what to d
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -107,7 +108,7 @@ def _choose_among_callers(
     expired: list[RowBlock],
 ) -> BatchDecision:
     """Choose a batch of rows without targets, where callers or tiers take turns."""
-    costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
+    costs_ns: Sequence[int] = times.costs_ns(policy.max_batch_rows, policy.buckets)
     tags = _tags(queue.blocks)
     placed = np.concatenate([placed_of(block) for block in queue.blocks])
     # Rows of one class run in the order of their tags; a stable sort, so equal tags stay in order of arrival.

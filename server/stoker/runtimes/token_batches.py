@@ -48,7 +48,7 @@ class TokenCosts:
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens with padding of rows with these numbers of tokens."""
-        return np.clip(padded_lengths(lengths), self.shortest, self.longest)
+        return padded_lengths(lengths).clip(self.shortest, self.longest)
 
     def choose_alike(self, lengths: np.ndarray, most_rows: int, first: int = 0) -> tuple[np.ndarray, int]:
         """Choose up to so many rows, the row at `first` among them, that run best together.
@@ -106,4 +106,5 @@ class TokenCosts:
     def part_ns(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return how long parts of so many rows take, each with so many tokens."""
         parts = -(-rows // np.maximum(1, self.most_tokens // np.maximum(1, tokens)))
-        return parts * self.start_ns + rows * tokens * self.token_ns
+        part_ns: np.ndarray = parts * self.start_ns + rows * tokens * self.token_ns
+        return part_ns
