@@ -15,7 +15,6 @@ import numpy as np
 import orjson
 
 from stoker.errors import OperatorError
-from stoker.gpu.jpegs import find_decoder_problem
 from stoker.settings.image_input import Decoding
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
@@ -263,9 +262,6 @@ class AcceptanceBench:
         averages = self._maker.make_averages() if self._options.quick else None
         model = averages or self._model("resnet50", "fp16", "uint8")
         for decoding in get_args(Decoding):
-            if decoding == "gpu" and (problem := find_decoder_problem()) is not None:
-                self.found.notes.append(f"JPEGs are not decoded on the GPU: {problem}")
-                continue
             with self._server(model, image_size=(224, 224), decoding=decoding) as server:
                 answers = self._load(server.image_request(_photo()), _IMAGE_CALLERS * self._options.frontends)
             self.found.notes.append(f"decoding: {decoding}: {figure(answers.requests_per_s)} JPEGs/s")

@@ -231,7 +231,7 @@ class ImageReader:
         self._max_images = max(1, max_rows_bytes // max(1, self._spec.row_bytes))
         self._size = (image.width, image.height)
         self.row_pixels = image.width * image.height
-        self.decoding = image.decoding
+        self._decoding = image.decoding
         self._mode = "L" if image.channels == 1 else "RGB"
         self._values = PixelValues(image, self._spec, image_layout(image, signature))
         _pillow()
@@ -346,8 +346,8 @@ class ImageReader:
         side = _REDUCING_GAP * max(self._size)
         if file.kind == "JPEG":
             width, height = reversed(self._size) if file.orientation in _TRANSPOSED else self._size
-            least = (height, width) if self.decoding == "fast" else (side, side)
-            pixels = decode_jpeg(content, (file.height, file.width), least, self.decoding)
+            least = (height, width) if self._decoding == "fast" else (side, side)
+            pixels = decode_jpeg(content, (file.height, file.width), least, self._decoding)
             if pixels is not None:
                 is_done = file.orientation not in range(2, 9) and pixels.shape[1::-1] == self._size
                 has_mode = (pixels.ndim == 2) == (self._mode == "L")
