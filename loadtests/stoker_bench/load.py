@@ -1,7 +1,6 @@
 """`make load`: locust's users against a server, headless, with a summary and an exit code.
 
 Without --uri it serves the benchmark's seeded MLP (or --model) itself, and checks every class against the runtime's.
-With --pieces the users read the answers of a script that yields, without --uri one of the bench's own.
 """
 
 from __future__ import annotations
@@ -24,27 +23,17 @@ import orjson
 
 from stoker.commands.terminal import number_option
 from stoker.errors import OperatorError
-from stoker_bench.contestants.entry_scripts import PIECES_SCORE
 from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import (
-    Launch,
-    RunningServer,
-    deployment_launch,
-    ended_by_sigterm,
-    stoker_launch,
-)
+from stoker_bench.contestants.servers import Launch, RunningServer, ended_by_sigterm, stoker_launch
 from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.reports import aligned, figure
-from stoker_bench.users import PIECE_FORMS, SHAPES, PieceForm
+from stoker_bench.users import SHAPES
 
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STAGE_UNIT = " µs"
 STOP_TIMEOUT_S = 60
 CONNECT_TIMEOUT_S = 5.0
 INTERRUPTED = 130
-PIECES = 16
-MOST_INSTANCES = 16
-"""So many streams of a script are answered at once, at most; other users wait for their turn."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +44,6 @@ class LoadTest:
         shape: One of `stoker_bench.users.SHAPES`.
         mnist_folder: The folder with MNIST's IDX files, or None for drawn digits.
         model: The served ONNX file, to check the classes, or None.
-        pieces: How a script that yields sends its pieces; None for digits.
-        body: With `pieces`, the file with the JSON of the requests.
     """
 
     uri: str
@@ -67,8 +54,6 @@ class LoadTest:
     rows: int
     mnist_folder: Path | None
     model: Path | None
-    pieces: PieceForm | None = None
-    body: Path | None = None
 
     def command(self, figures: Path) -> list[str]:
         """Return locust's command line; it writes the final figures to `figures` with `.json` appended."""
@@ -82,8 +67,6 @@ class LoadTest:
             command += ["--mnist-dir", str(self.mnist_folder)]
         if self.model:
             command += ["--served-model", str(self.model)]
-        if self.pieces:
-            command += ["--pieces", self.pieces, "--body", str(self.body)]
         return command
 
 
@@ -112,10 +95,7 @@ def run_load_test(test: LoadTest) -> int:
 
 
 def summary(entries: Sequence[dict[str, Any]]) -> str:
-    """Return a table of locust's final figures: the requests, then the stages that the server reported.
-
-    The time until the first piece of an answer is one of the stages.
-    """
+    """Return a table of locust's final figures: the requests, then the stages that the server reported."""
     headings = ["", "requests", "failed", "a second", "mean ms", "p50 ms", "p99 ms", "max ms"]
     rows: list[list[str]] = []
     if not entries:
@@ -157,15 +137,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shape", choices=SHAPES, default="ramp", help="how the users come and go (default: ramp)"
     )
-    parser.add_argument("--rows", type=count, help="rows a request (default: 1)")
-    parser.add_argument(
-        "--pieces",
-        choices=PIECE_FORMS,
-        help="read answers that come piece by piece, as lines of JSON or as server-sent events",
-    )
-    parser.add_argument(
-        "--body", type=Path, help="with --pieces and --uri: file with the JSON that the script gets"
-    )
+    parser.add_argument("--rows", type=count, default=1, help="rows a request (default: 1)")
     parser.add_argument(
         "--mnist-dir", type=Path, help="MNIST's IDX files (default: digits drawn by a program)"
     )
@@ -186,38 +158,17 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.body and not args.pieces:
-        raise OperatorError("--body goes with --pieces")
-    if args.pieces and (args.uri is None) != (args.body is None):
-        raise OperatorError("--pieces serves a script of its own, or goes with --uri and --body")
-    for name in ("model", "rows", "mnist_dir"):
-        if args.pieces and getattr(args, name) is not None:
-            raise OperatorError(f"--{name.replace('_', '-')} does not go with --pieces")
     if args.uri is not None:
         _check_reachable(args.uri)
     with tempfile.TemporaryDirectory(prefix="stoker-load-") as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
-        uri, key, model, body = args.uri, args.key, args.model, args.body
+        uri, key, model = args.uri, args.key, args.model
         if uri is None:
-            if args.pieces:
-                launch, body = _script_launch(folder, args.users)
-            else:
-                launch, model = _model_launch(folder, model)
+            launch, model = _model_launch(folder, model)
             print("load: starting stoker serve …", file=sys.stderr, flush=True)
             stack.enter_context(RunningServer(launch, folder / "server.log"))
             uri, key = launch.uri, launch.key
-        test = LoadTest(
-            uri,
-            key,
-            args.users,
-            args.seconds,
-            args.shape,
-            args.rows or 1,
-            args.mnist_dir,
-            model,
-            pieces=args.pieces,
-            body=body,
-        )
+        test = LoadTest(uri, key, args.users, args.seconds, args.shape, args.rows, args.mnist_dir, model)
         return run_load_test(test)
 
 
@@ -239,15 +190,6 @@ def _model_launch(folder: Path, model: Path | None) -> tuple[Launch, Path]:
         model = folder / "mlp.onnx"
         seeded_mlp().save(model)
     return stoker_launch(model, folder / "workspace", secrets.token_urlsafe(32)), model
-
-
-def _script_launch(folder: Path, users: int) -> tuple[Launch, Path]:
-    """Return how to serve the script that yields, and the file with the body of its requests."""
-    body = folder / "body.json"
-    body.write_bytes(orjson.dumps({"pieces": PIECES}))
-    instances = min(users, MOST_INSTANCES)
-    deployment = {"models": [{"name": "pieces", "path": str(PIECES_SCORE), "instances": instances}]}
-    return deployment_launch(deployment, folder, folder / "workspace"), body
 
 
 if __name__ == "__main__":

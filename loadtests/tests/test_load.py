@@ -82,40 +82,17 @@ def test_summary_of_nothing_says_so() -> None:
     assert summary([]) == "no request was made"
 
 
-def test_first_piece_is_reported_like_a_stage() -> None:
-    """A line of its own below the requests, in milliseconds."""
-    lines = summary([entry("piece", "first piece µs", {7000: 10}), entry("POST", "/score", {90: 10})])
-    assert lines.splitlines()[3].split() == [
-        "first",
-        "piece",
-        "10",
-        "0",
-        "1.00",
-        "7.00",
-        "7.00",
-        "7.00",
-        "7.00",
-    ]
-
-
-BODY = {"prompt": "once"}
-FAILED = {"message": "it failed", "code": "model_failed", "error_id": "00"}
-
-
 class Puppet:
-    """Answers with two pieces, and every other time with an error after them, in the requested form."""
+    """Answers with one class, and every other time with two."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.paths: set[tuple[str | None, str | None, str]] = set()
+        self.keys: set[str | None] = set()
         self.answers = itertools.count(1)
 
-    def answer(self, accept: str | None) -> tuple[str, str]:
-        """Return the next answer's content type and content."""
-        failed = next(self.answers) % 2 == 0
-        if accept == "text/event-stream":
-            return accept, "data: 1\n\ndata: 2\n\n" + f"event: error\ndata: {json.dumps(FAILED)}\n\n" * failed
-        return "application/x-ndjson", "1\n2\n" + json.dumps({"error": FAILED}) * failed
+    def answer(self) -> list[int]:
+        """Return the next answer."""
+        return [7] * (1 + next(self.answers) % 2)
 
 
 @contextmanager
@@ -124,13 +101,12 @@ def puppet() -> Iterator[Puppet]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            running.paths.add((self.headers["Accept"], self.headers["Authorization"], body))
-            kind, content = running.answer(self.headers["Accept"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            running.keys.add(self.headers["Authorization"])
             self.send_response(200)
-            self.send_header("Content-Type", kind)
+            self.send_header("Server-Timing", "queue;dur=1.5")
             self.end_headers()
-            self.wfile.write(content.encode())
+            self.wfile.write(json.dumps(running.answer()).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -145,45 +121,16 @@ def puppet() -> Iterator[Puppet]:
 
 
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")
-@pytest.mark.parametrize(
-    ("pieces", "accept"), [("lines", "application/x-ndjson"), ("events", "text/event-stream")]
-)
-def test_users_read_pieces(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], pieces: str, accept: str
-) -> None:
-    """Answers with an error behind their pieces fail, and the run with them; first pieces have their own line."""
-    body = tmp_path / "body.json"
-    body.write_text(json.dumps(BODY))
+def test_users_check_every_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    """An answer with more classes than rows is a failure, and the run fails with it; stages have their own lines."""
     with puppet() as running:
-        test = load_test(
-            uri=running.uri, users=2, seconds=1, shape="steady", rows=1, pieces=pieces, body=body
-        )
-        assert run_load_test(test) != 0
-    assert running.paths == {(accept, "Bearer secret-key", json.dumps(BODY, separators=(",", ":")))}
+        assert run_load_test(load_test(uri=running.uri, users=2, seconds=1, shape="steady", rows=1)) != 0
+    assert running.keys == {"Bearer secret-key"}
     printed = capfd.readouterr().out
     (requests,) = [line.split() for line in printed.splitlines() if line.startswith("/score")]
-    (first,) = [line.split() for line in printed.splitlines() if line.startswith("  first piece")]
     assert int(requests[1].replace(",", "")) >= int(requests[2].replace(",", "")) > 0
-    assert first[2] == requests[1]
-    assert "requests failed: ModelFailed behind pieces" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--body", "b.json"], "--body goes with --pieces"),
-        (["--pieces", "lines", "--body", "b.json"], "goes with --uri and --body"),
-        (["--pieces", "lines", "--uri", "http://127.0.0.1:1/score"], "goes with --uri and --body"),
-        (["--pieces", "lines", "--mnist-dir", "m"], "--mnist-dir does not go with --pieces"),
-    ],
-)
-def test_options_that_would_have_no_effect_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    """Options for bodies need the script that the bench serves itself."""
-    monkeypatch.setattr(sys, "argv", ["load", *arguments])
-    assert main() != 0
-    assert message in capsys.readouterr().err
+    assert [line.split()[-1] for line in printed.splitlines() if line.startswith("  queue")] == ["1.50"]
+    assert "requests failed: no classes: an answer of shape [2] to 1 rows" in printed
 
 
 @pytest.mark.parametrize("option", ["--users", "--seconds", "--rows"])
