@@ -124,8 +124,8 @@ def _prepare(environment: Environment, **_: object) -> None:
 
 @events.quitting.add_listener
 def _tell(environment: Environment, **_: object) -> None:
-    for failure in environment.stats.errors.values():
-        print(f"{failure.occurrences:,} requests failed: {failure.error}")
+    if not environment.stats.num_requests:
+        environment.process_exit_code = 1
     exam: Exam | None = getattr(environment, "exam", None)
     if exam and exam.answered_rows:
         share = exam.agreed_rows / exam.answered_rows
