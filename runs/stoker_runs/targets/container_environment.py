@@ -68,7 +68,8 @@ def prepare_in_container(
     Returns:
         The environment, and the options by which a container sees it.
     """
-    home = private_folder(environments_dir / ".containers")
+    # Beside them: what has no manifest there is removed as unfinished.
+    home = private_folder(environments_dir.with_name("containers"))
     private_folder(home / "home")
     variables = Installer((_UV,)).variables()
     words = porter_command(image, str(home), _uv_binary(), _certificates(variables))
