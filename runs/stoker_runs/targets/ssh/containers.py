@@ -108,15 +108,6 @@ class RemoteContainers:
             f"Python {image.inside} in a container of {image.base.image.name}",
         )
 
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment for containers of the target's image.
-
-        Raises:
-            EngineFailure: There can be no container.
-            EnvironmentUnusable: It cannot be had.
-        """
-        self._ready(requested, {}, 0, folder, say)
-
     def prepared(self, job: Job, say: Say) -> RunContainer:
         """Obtain the image and the environment of an attempt on the machine.
 
@@ -124,14 +115,10 @@ class RemoteContainers:
             EngineFailure: They cannot be had.
             EnvironmentUnusable: The packages cannot be had.
         """
-        definition = job.record.definition
+        definition, folder = job.record.definition, job.folder.environment
         requested = RequestedEnvironment.from_json(definition.environment)
-        return self._ready(requested, definition.container, definition.gpus or 0, job.folder.environment, say)
-
-    def _ready(
-        self, requested: RequestedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
-    ) -> RunContainer:
-        settings = ContainerSettings.of(self._target.settings, container)
+        gpus = definition.gpus or 0
+        settings = ContainerSettings.of(self._target.settings, definition.container)
         program = self._program(settings)
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.targets.container_environment import porter_command

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from stoker.errors import EnvironmentUnusable
@@ -126,18 +126,6 @@ class SshEngine:
         if self._settings.host_key.startswith("SHA256:"):
             found["host_key"] = self._link.host_key()
         return found
-
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment on the machine."""
-        if self.containers is not None:
-            self.containers.build(requested, folder, say)
-            return
-        from stoker_runs.targets.porter_environment import prepare_by_porter
-
-        self._link.call(
-            lambda porter: prepare_by_porter(porter, requested, folder, self._environments_dir, say),
-            timeout_s=None,
-        )
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
         """Remove environments on the machine that no run has used for long."""

@@ -22,7 +22,7 @@ from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import data_digests, data_seen
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import SshSettings, Target, find_target
+from stoker_runs.targets.definitions import SshSettings, Target, checked_settings, find_target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, attempt_state
 from stoker_runs.targets.porter import Porter, command, first_line
 from stoker_runs.targets.registry import no_compiler_for_libraries
@@ -241,17 +241,17 @@ def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "has no address"),
-        ({"address": ""}, "has to be a text"),
-        ({"address": "-oProxyCommand=x"}, "is no address"),
-        ({"address": "x", "port": 70000}, "port is 70000"),
-        ({"address": "x", "username": 7}, "username is 7"),
+        ({}, "address is missing"),
+        ({"address": ""}, "address must be a text"),
+        ({"address": "-oProxyCommand=x"}, "address must be a text"),
+        ({"address": "x", "port": 70000}, "port must be a whole number between 1 and 65535, got 70000"),
+        ({"address": "x", "username": 7}, "username must be a text, got 7"),
     ],
 )
 def test_settings_are_looked_at(tmp_path: Path, settings: dict[str, object], words: str) -> None:
-    """A refusal names the target and the key."""
+    """A refusal names the file and the key."""
     with pytest.raises(InvalidSettings, match=words):
-        SshSettings.of(Target("vm", "ssh", settings), tmp_path)
+        checked_settings(tmp_path / "vm.yaml", {"type": "ssh", **settings})
 
 
 def test_secrets_that_others_read_are_not_used(tmp_path: Path) -> None:
