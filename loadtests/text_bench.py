@@ -195,13 +195,13 @@ def main() -> int:
             for peer in PEERS
         ]
         contestants: list[Any] = []
-        told = {}
+        described = {}
         for name, configuration, launch in launches:
             try:
                 running = stack.enter_context(RunningServer(launch, folder / f"{name}.log"))
                 requests = [_request(launch, text).http_bytes for text in texts]
                 server = Server(name, running, requests)
-                told[name] = f"{configuration}; answers differ by {check(server, texts, expected):.1g}"
+                described[name] = f"{configuration}; answers differ by {check(server, texts, expected):.1g}"
             except BenchedServerError as error:
                 print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
                 continue
@@ -213,11 +213,11 @@ def main() -> int:
         for callers in args.callers:
             taken = run_in_turns(contestants, Case(callers), args.seconds, args.rounds, _tell)
             found[callers] = taken
-            print(f"\n{callers} callers:\n\n{_table(taken, told)}\n", flush=True)
+            print(f"\n{callers} callers:\n\n{_table(taken, described)}\n", flush=True)
         every = [one for taken in found.values() for slices in taken.values() for one in slices]
         print(disturbance(every) or "")
     if args.output:
-        content = {"machine": describe_machine(), "texts": told, "slices": found}
+        content = {"machine": describe_machine(), "texts": described, "slices": found}
         args.output.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2))
     return 0
 
@@ -226,13 +226,13 @@ def _tell(name: str, taken: Slice) -> None:
     print(f"{name}: {taken.rows_per_s:.1f} texts/s, {taken.errors} errors", file=sys.stderr, flush=True)
 
 
-def _table(taken: dict[str, list[Slice]], told: dict[str, str]) -> str:
+def _table(taken: dict[str, list[Slice]], described: dict[str, str]) -> str:
     rows = []
     for name, slices in taken.items():
         median = standing(slices)
         times = ratio(lambda one: one.rows_per_s, taken[STOKER], slices)
         cells = [figure(each) for each in (median.rows_per_s, median.p50_ms, median.p99_ms, times)]
-        rows.append([name, told.get(name, "no HTTP, no tokens to make"), *cells])
+        rows.append([name, described.get(name, "no HTTP, no tokens to make"), *cells])
     return markdown(["", "how it was run", "texts/s", "p50 ms", "p99 ms", "Stoker ×"], rows)
 
 

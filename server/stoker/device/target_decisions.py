@@ -114,8 +114,10 @@ def _decide_by_due_times(queue: RowQueue, situation: _Situation) -> TargetDecisi
     if not count:
         return _decide_for_late_rows(queue, situation.target_ns, costs_ns)
     due_ns, places = order.due_ns, None
-    if queue.lengths is not None and (count > policy.max_batch_rows or due_ns[0] < free_ns + costs_ns[count]):
-        places, costs_ns = _find_alike(queue, queue.lengths, situation)
+    if policy.lengths is not None and (
+        count > policy.max_batch_rows or due_ns[0] < free_ns + costs_ns[count]
+    ):
+        places, costs_ns = _find_alike(queue, policy.lengths, situation)
         situation = situation._replace(costs_ns=costs_ns)
     if places is not None:
         due_ns, count = due_ns[places], len(places)

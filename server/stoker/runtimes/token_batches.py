@@ -18,7 +18,7 @@ _LIMITS: Final = np.array((64, 128, 512, 1024))
 _STEPS: Final = np.array((4, 8, 16, 32, 128))
 """Lengths up to a limit are multiples of the step at its place: a device prepares for each shape that it meets."""
 _BATCH_NS: Final = 1e5
-"""What a batch costs besides its parts."""
+"""The cost of a batch besides its parts."""
 
 
 def padded_lengths(tokens: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ class TokenCosts:
         stops = ends[ends > at, None]
         starts = np.minimum(at, np.maximum(begins[begins <= at], stops - most_rows))
         stops = np.minimum(stops, starts + most_rows)
-        # What they take, against what they would take in full batches of rows of their lengths.
+        # Their time, against their share of full batches of rows of their lengths.
         full = np.full(len(ranked), most_rows)
         worth_ns = np.append(0, (self._batch_ns(full, ranked) / full).cumsum())
         worth = (worth_ns[stops] - worth_ns[starts]) / self._batch_ns(stops - starts, ranked[stops - 1])
