@@ -82,7 +82,7 @@ def test_row_announcer_fast_device_keeps_the_loop_awake_for_a_while() -> None:
 
 
 def test_row_announcer_keeps_the_loop_awake_for_the_next_request_on_many_cores() -> None:
-    """The loop polls on after an answer, in one chain of calls; if no request comes, later ones are not polled for."""
+    """The loop polls on after an answer; if no request comes, it does not do so after later ones."""
     announced = Announced()
     alone(announced)
     announced.announcer.is_fast = announced.announcer.awaits_next = True
