@@ -235,7 +235,8 @@ class PipelinedWorker(Worker):
                 flight.running.release()
             flights.failed.append((flight, error))
         else:
-            failure = self._hand_back(flight, outputs, self._clock_ns() - running.computed_ns)
+            started_ns = self._clock_ns() - running.computed_ns
+            failure = self._hand_back(flight.batch, flight, outputs, started_ns)
             if failure is not None:
                 flights.failed.append((flight, failure))
         instance.run_began_ns = 0
@@ -310,7 +311,7 @@ class PipelinedWorker(Worker):
                 # Copying its outputs and those of another model's batch do not disturb each other.
                 self._end_turn(batch.turn, computed_ns)
                 flight.batch = batch._replace(turn=None)
-            failure = self._hand_back(flight, outputs, now_ns - computed_ns)
+            failure = self._hand_back(batch, flight, outputs, now_ns - computed_ns)
             if failure is None:
                 with flights.changed:
                     flights.stream.hand_back(ended_ns, self._clock_ns())
@@ -318,9 +319,11 @@ class PipelinedWorker(Worker):
             running.release()
         self._leave_flight(flight, failure)
 
-    def _hand_back(self, flight: Flight, outputs: Sequence[Any], started_ns: int) -> BaseException | None:
+    def _hand_back(
+        self, batch: Batch, flight: Flight, outputs: Sequence[Any], started_ns: int
+    ) -> BaseException | None:
         """Hand back the rows of a batch that was computed; returns why they were not handed back."""
-        batch, running, instance = flight.batch, flight.running, self.instances[0]
+        running, instance = flight.running, self.instances[0]
         assert running is not None, "it has begun"
         failure = instance.finish(batch, outputs, flight.size, started_ns)
         running.release()
