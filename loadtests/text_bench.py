@@ -39,7 +39,7 @@ from stoker_bench.contestants.servers import (
     stoker_launch,
 )
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.closed_loop import closed_loop
+from stoker_bench.generators.closed_loop import closed_loop, http_caller
 from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
 from stoker_bench.reports import describe_machine, figure, markdown
 
@@ -100,7 +100,9 @@ class Server:
     def run(self, case: Case, seconds: int) -> Slice:
         """Take a turn."""
         before, launch = Clocks.read(self.running.tree), self.running.launch
-        figures, _ = uvloop.run(closed_loop(HOST, launch.port, self.requests, case.connections, seconds))
+        figures, _ = uvloop.run(
+            closed_loop(HOST, launch.port, http_caller(*self.requests), case.connections, seconds)
+        )
         spent = Clocks.read(self.running.tree).since(before)
         return Slice(
             figures.requests_per_s, figures.requests_per_s, figures.errors, figures.p50_ms, figures.p99_ms,
