@@ -154,7 +154,7 @@ def read_json_lines(path: Path, offset: int = 0) -> Iterator[Dict[str, Any]]:
                 return
             try:
                 value = json.loads(line.decode("utf-8"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.snapshots import Snapshot
 
 
-_PROGRESS_FROM_FILES: Final = 500
 _EXAMPLES: Final = """examples:
   stoker submit train.py --lr 0.1                    this machine, this Python; what follows train.py is its own
   stoker submit --environment env.yml train.py       with the packages that a conda or requirements file names
@@ -236,22 +235,17 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
     given = {
         "arguments": tuple(args.arguments) or config.get("arguments"),
         "target": config.get("target") or args.target,
-        "nodes": config.get("nodes") if args.nodes is None else args.nodes,
-        "processes_per_node": (
-            config.get("processes_per_node") if args.processes_per_node is None else args.processes_per_node
-        ),
-        "gpus": config.get("gpus") if args.gpus is None else args.gpus,
-        "cores": config.get("cores") if args.cores is None else args.cores,
+        **{
+            name: config.get(name) if getattr(args, name) is None else getattr(args, name)
+            for name in ("nodes", "processes_per_node", "gpus", "cores", "attempts")
+        },
         "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
-        "attempts": config.get("attempts") if args.attempts is None else args.attempts,
         "grace_s": duration_s("--grace", args.grace),
         "lost_after_s": duration_s("--lost-after", args.lost_after),
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
         "outputs": _outputs(args, config, workspace),
-        "communicator": config.get("communicator"),
-        "framework": config.get("framework"),
-        "parameter_servers": config.get("parameter_servers"),
+        **{name: config.get(name) for name in ("communicator", "framework", "parameter_servers")},
         "container": _container(args, config.get("environment", {})),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
@@ -313,16 +307,13 @@ def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
     """Show the progress of a submission's files, as a bar on a terminal."""
     if not sys.stderr.isatty():
         return None
-    bar: Any = None
+    # Not above: few submissions have so many files, and it takes as long to import as ten modules of ours.
+    from tqdm import tqdm
+
+    bar = cleanup.enter_context(tqdm(unit=" files", desc="snapshot", leave=False, delay=0.5))
 
     def report(done: int, total: int) -> None:
-        nonlocal bar
-        if total < _PROGRESS_FROM_FILES:
-            return
-        if bar is None:
-            from tqdm import tqdm
-
-            bar = cleanup.enter_context(tqdm(total=total, unit=" files", desc="snapshot", leave=False))
+        bar.total = total
         bar.update(done - bar.n)
 
     return report
