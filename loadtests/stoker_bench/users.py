@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
-from stoker_client import StokerClientError
 
 DRAWN_ROWS: Final = 2_000
 
@@ -69,43 +67,6 @@ def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
         return values.astype(np.int64)
     classes: NDArray[np.int64] = values.reshape(rows, -1).argmax(axis=1)
     return classes
-
-
-PieceForm = Literal["lines", "events"]
-"""Lines of JSON, or server-sent events."""
-PIECE_FORMS: tuple[PieceForm, ...] = get_args(PieceForm)
-
-
-@dataclass(frozen=True)
-class PiecesSeen:
-    """The result of reading one answer.
-
-    Attributes:
-        first_s: Seconds from the request to the first piece; None without any.
-        end_s: Seconds to the end, or to the failure.
-        complaint: What was wrong, without ids, so that equal ones can be counted; None if nothing.
-    """
-
-    count: int
-    first_s: float | None
-    end_s: float
-    complaint: str | None
-
-
-def read_pieces(pieces: Iterable[object], clock: Callable[[], float]) -> PiecesSeen:
-    """Read an answer of the client to its end; the request is sent when the first piece is read."""
-    began_s = clock()
-    count, first_s, complaint = 0, None, None
-    try:
-        for _ in pieces:
-            count += 1
-            if first_s is None:
-                first_s = clock() - began_s
-        if not count:
-            complaint = "no pieces"
-    except StokerClientError as error:
-        complaint = type(error).__name__ + (" behind pieces" if count else "")
-    return PiecesSeen(count, first_s, clock() - began_s, complaint)
 
 
 def stage_times_ms(header: str) -> dict[str, float]:

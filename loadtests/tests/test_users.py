@@ -1,24 +1,11 @@
-"""The users of load tests: shapes, stages, digits and pieces."""
-
-import itertools
-from collections.abc import Iterator
+"""The users of load tests: shapes, stages and digits."""
 
 import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
 from stoker_bench import users
-from stoker_bench.users import (
-    SHAPES,
-    PiecesSeen,
-    Shape,
-    classes_in_answer,
-    read_digits,
-    read_pieces,
-    stage_times_ms,
-    users_at,
-)
-from stoker_client import ModelFailed
+from stoker_bench.users import SHAPES, Shape, classes_in_answer, read_digits, stage_times_ms, users_at
 
 
 def test_ramp_rises_in_equal_steps_to_the_peak() -> None:
@@ -95,38 +82,3 @@ def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> Non
     monkeypatch.setattr(users, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
         read_digits(None)
-
-
-FAILED = ModelFailed("it failed (error id 12ab)", status=500, code="model_failed")
-
-
-def read_with_clock(*pieces: object) -> PiecesSeen:
-    """Read an answer by a clock that advances by a second at each reading."""
-
-    def answer() -> Iterator[object]:
-        for piece in pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-    return read_pieces(answer(), itertools.count(5).__next__)
-
-
-def test_the_first_piece_and_the_end_are_timed() -> None:
-    """Times count from the request, which is sent when the first piece is read; a piece may be any bytes."""
-    assert read_with_clock(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
-
-
-def test_error_behind_pieces_fails_the_request() -> None:
-    """The first piece was there all the same; ids are left out, or each failure would be one of its own kind."""
-    assert read_with_clock(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
-
-
-def test_an_error_in_the_place_of_pieces_has_no_first_one() -> None:
-    """It has its class instead."""
-    assert read_with_clock(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
-
-
-def test_an_answer_without_pieces_is_not_right() -> None:
-    """A script that yields nothing is measured by nobody."""
-    assert read_with_clock() == PiecesSeen(0, None, 1, "no pieces")

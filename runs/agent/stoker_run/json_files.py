@@ -8,7 +8,15 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, Iterator, Optional
 
-__all__ = ["Appender", "append_json", "compact", "read_json", "read_json_lines", "replace_json"]
+__all__ = [
+    "Appender",
+    "append_json",
+    "compact",
+    "read_json",
+    "read_json_lines",
+    "replace_bytes",
+    "replace_json",
+]
 
 _HELD_LINES = 100000
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -96,12 +104,23 @@ def replace_json(path: Path, value: Any, mode: int = 0o644) -> None:
     Raises:
         OSError: It cannot be written; the file is as it was.
     """
+    replace_bytes(
+        path, json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n", mode
+    )
+
+
+def replace_bytes(path: Path, data: bytes, mode: int) -> None:
+    """Write a file beside its place and rename it there.
+
+    Raises:
+        OSError: It cannot be written; the file is as it was.
+    """
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         # No link is followed: a script in a container writes into this folder too.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(str(beside), flags, mode), "wb") as file:
-            file.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -70,17 +70,8 @@ def duration_text(begin_ms: int | None, end_ms: int | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
 
 
-def stream(
-    folder: RunFolder,
-    workspace: Workspace,
-    rank: int = 0,
-    attempt: int = 1,
-    show: Callable[[], None] | None = None,
-) -> int:
+def stream(folder: RunFolder, workspace: Workspace, rank: int = 0, attempt: int = 1) -> int:
     """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
-
-    Args:
-        show: Called repeatedly to show the run, instead of its output.
 
     Returns:
         The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where the run goes on.
@@ -88,11 +79,6 @@ def stream(
     from stoker_runs.launch.following import follow
 
     try:
-        if show is not None:
-            state = follow(folder, workspace, lambda _: None, lambda *_: show(), attempt=attempt)
-            show()
-            _say_end(folder, state)
-            return exit_code_of(state)
         with _waiting_line() as waits:
             state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt, notes=note)
     except KeyboardInterrupt:

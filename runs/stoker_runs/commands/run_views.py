@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,23 +130,9 @@ def _row(run: RunSummary, metrics: list[str]) -> tuple[str, ...]:
 
 
 def _as_json(run: RunSummary) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "experiment": run.experiment,
-        "status": run.status.value,
-        "created": run.created_ms,
-        "started": run.started_ms,
-        "ended": run.ended_ms,
-        "target": run.target,
-        "script": run.script,
-        "reason": run.reason,
-        "parent": run.parent,
-        "tags": dict(run.tags),
-        "metrics": {
-            name: numbers.last if math.isfinite(numbers.last) else str(numbers.last)
-            for name, numbers in run.metrics.items()
-        },
-    }
+    last = {name: numbers.last for name, numbers in run.metrics.items()}
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in last.items()}
+    return {**run.to_json(), "metrics": metrics}
 
 
 def show_run(args: argparse.Namespace) -> int:
@@ -192,7 +177,7 @@ def list_children(args: argparse.Namespace) -> int:
     if folder.record().kind == SWEEP:
         return sweep_output.list_children(args)
     runs = [
-        replace(summarize(child), metrics=metric_statistics(child.metric_files()))
+        summarize(child).replace(metrics=metric_statistics(child.metric_files()))
         for child in children_of(folder)
     ]
     runs.sort(key=lambda run: (run.created_ms, run.id), reverse=True)

@@ -13,7 +13,7 @@ from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _DAY_S: Final = 86_400.0
 _HELP: Final[Mapping[str, str]] = {
@@ -72,37 +72,31 @@ _CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 _NEEDED: Final = frozenset({"address", "claim", "max_nodes", "kubernetes.image"})
 
 
-def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `attach TYPE NAME` with the options of each type."""
-    from stoker_runs.targets.definitions import attachable, keys_of
-
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
-    for kind in attachable():
-        one = kinds.add_parser(kind, parents=[common], help=f"one of type {kind}")
-        one.add_argument("target", metavar="NAME", help="name of the new target")
-        _add_settings(one, kind, keys_of(kind))
-        one.set_defaults(targets_run=_attach)
-
-
-def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `create TYPE NAME` with the options of each type."""
+def _add_kinds(
+    parser: argparse.ArgumentParser,
+    common: argparse.ArgumentParser,
+    kinds: Mapping[str, tuple[str, Mapping[str, str]]],
+    *,
+    is_new: bool,
+) -> None:
+    """Declare `create TYPE NAME` or `attach TYPE NAME` with the options of each type."""
     from stoker_runs.targets.definitions import AMLCOMPUTE, LOCAL, keys_of
 
-    kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
-    for word, (text, fixed) in _CREATED.items():
-        one = kinds.add_parser(word, parents=[common], help=text, description=sentence(text))
-        if word == LOCAL:
-            one.set_defaults(target=LOCAL)
-        else:
+    added = parser.add_subparsers(dest="word", required=True, metavar="TYPE")
+    for word, (text, fixed) in kinds.items():
+        one = added.add_parser(word, parents=[common], help=text, description=sentence(text))
+        if word != LOCAL:
             one.add_argument("target", metavar="NAME", help="name of the new target")
-        kind = fixed.get("type", LOCAL)
-        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
+        kind, needed = fixed.get("type", LOCAL), _NEEDED if is_new else frozenset()
+        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed)
         if kind == AMLCOMPUTE:
             about_ray = (
                 "the Ray cluster that stands for it instead: the address of its dashboard, http://HEAD:8265"
             )
             one.add_argument("--ray", metavar="ADDRESS", help=about_ray)
-        one.set_defaults(targets_run=_create, kind=kind)
+        one.set_defaults(targets_run=_attach, kind=kind, fixed=fixed, is_new=is_new)
+        if word == LOCAL:
+            one.set_defaults(target=LOCAL)
 
 
 def _add_settings(
@@ -128,42 +122,29 @@ def _add_settings(
 
 
 def _attach(args: argparse.Namespace) -> int:
+    """Write the file of a target as the options say, and print what the target says that it has."""
     from stoker_runs.targets.attaching import attach
+    from stoker_runs.targets.definitions import keys_of, secrets_of
+    from stoker_runs.targets.registry import engine_of
 
-    _write(args, {"type": args.kind}, attach)
-    sys.stdout.write(f"{args.target} is attached; stoker submit --target {args.target} SCRIPT\n")
-    return 0
-
-
-def _create(args: argparse.Namespace) -> int:
-    from stoker_runs.targets.attaching import create
-
-    _, fixed = _CREATED[args.made]
+    kind, content = args.kind, dict(args.fixed)
     if vars(args).get("ray"):
-        args.kind, fixed = "ray", {"type": "ray", "address": args.ray}
-    _write(args, fixed, create)
-    file = found_workspace(args).targets_dir / f"{args.target}.yaml"
+        kind, content = "ray", {"type": "ray", "address": args.ray}
+    given = {key: vars(args).get(f"key_{key}") for key in keys_of(kind)}
+    content |= {key: text for key, text in given.items() if text is not None}
+    if "key_file" in content:
+        content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
+    secrets = {name: text for name in secrets_of(kind) if (text := _secret(args, name)) is not None}
+    workspace, engine = found_workspace(args), None if args.no_check else engine_of
+    lines = attach(workspace, args.target, content, secrets, engine, is_new=args.is_new)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.write(
-        f"{args.target} is created: {file}\n"
+        f"{args.target} is {'created' if args.is_new else 'attached'}: "
+        f"{workspace.targets_dir / f'{args.target}.yaml'}\n"
         f"stoker submit --target {args.target} SCRIPT runs a script there; stoker targets check {args.target} looks "
         "again\n"
     )
     return 0
-
-
-def _write(args: argparse.Namespace, fixed: Mapping[str, str], write: Callable[..., list[str]]) -> None:
-    """Have the file of a target written as the options say, and print what the target says that it has."""
-    from stoker_runs.targets.definitions import keys_of, read_value, secrets_of
-    from stoker_runs.targets.registry import engine_of
-
-    given = {key: vars(args).get(f"key_{key}") for key in keys_of(args.kind)}
-    content = {key: read_value(key, text) for key, text in given.items() if text is not None}
-    if "key_file" in content:
-        content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
-    secrets = {name: text for name in secrets_of(args.kind) if (text := _secret(args, name)) is not None}
-    engine = None if args.no_check else engine_of
-    lines = write(found_workspace(args), args.target, {**fixed, **content}, secrets, engine)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _secret(args: argparse.Namespace, name: str) -> str | None:
@@ -200,40 +181,21 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    import shutil
     from tempfile import TemporaryDirectory
 
-    from stoker_runs.environments.requested import RequestedEnvironment
     from stoker_runs.launch.configuration import read_configuration
-    from stoker_runs.targets.definitions import LOCAL, find_target
-    from stoker_runs.targets.engine import EnvironmentBuilder
-    from stoker_runs.targets.registry import engine_of
+    from stoker_runs.launch.submission import Request, prepare
+    from stoker_runs.records.record import Definition
 
-    workspace = found_workspace(args)
-    target = find_target(workspace.targets_dir, args.target)
     settings = {} if args.config is None else read_configuration(args.config).get("environment", {})
-    file = Path(args.environment or settings.get("file", ""))
-    if not file.is_file():
-        raise InvalidSettings(
-            f"the environment file {file} does not exist" if file.name else "no file is named"
-        )
-    requested = RequestedEnvironment(
-        "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
-    )
-    with TemporaryDirectory(prefix="stoker-") as place:
-        folder = Path(place)
-        shutil.copyfile(file, folder / requested.file)
-        if target.type == LOCAL:
-            from stoker_runs.run_environment import prepare_environment
-
-            prepare_environment(requested, folder, workspace.create().environments_dir, note)
-        elif isinstance(engine := engine_of(target, workspace), EnvironmentBuilder):
-            engine.build(requested, folder, note)
-        else:
-            raise InvalidSettings(
-                f"{target.name} has environments built when a run is submitted, and not before"
-            )
-        sys.stdout.write((folder / "got.txt").read_text(encoding="utf-8"))
+    file, as_of = args.environment or settings.get("file"), args.as_of or settings.get("as_of", "")
+    if file is None:
+        raise InvalidSettings(f"{args.config} names no environment file")
+    with TemporaryDirectory(prefix="stoker-") as folder:
+        (Path(folder) / "prepare.py").touch()
+        definition = Definition("prepare.py", target=args.target)
+        request = Request(definition, Path(folder), "prepare", str(Path(file).absolute()), as_of=as_of)
+        sys.stdout.write(prepare(request, found_workspace(args), note))
     return 0
 
 
@@ -289,6 +251,8 @@ def _detach(args: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
+    from stoker_runs.targets.definitions import attachable
+
     common = common_arguments()
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("target", metavar="NAME", help="the compute target")
@@ -303,9 +267,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
     text = "create a compute target, after checking that it can be used"
-    _add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
+    create = actions.add_parser("create", help=text, description=sentence(text))
+    _add_kinds(create, common, _CREATED, is_new=True)
     text = "attach another machine as a compute target"
-    _add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
+    attach = actions.add_parser("attach", help=text, description=sentence(text))
+    kinds = {kind: (f"one of type {kind}", {"type": kind}) for kind in attachable()}
+    _add_kinds(attach, common, kinds, is_new=False)
     text = "build an environment on a target before its first run"
     prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
     _add_prepare(prepare)

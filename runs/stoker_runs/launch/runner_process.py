@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 from stoker.errors import StokerError
@@ -46,6 +45,7 @@ from stoker_runs.records.states import (
     next_state,
 )
 from stoker_runs.records.store import RunStore
+from stoker_runs.targets.background import start_thread
 from stoker_runs.targets.definitions import find_target
 from stoker_runs.targets.engine import AttemptState, Engine, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.registry import engine_of
@@ -341,7 +341,7 @@ def main(arguments: list[str]) -> int:
             engine_of(target, workspace),
             slots_of(target, workspace),
             workspace.snapshots_dir,
-            _start_thread,
+            start_thread,
             lambda folder: _register(folder, workspace),
             lambda folder: _deliver(folder, workspace),
         )
@@ -391,22 +391,6 @@ def acquire_runner_lock(folder: RunFolder) -> bool:
             return True
         time.sleep(_BETWEEN_TRIES_S)
     return False
-
-
-def _start_thread(work: Callable[[], None]) -> Future[None]:
-    """Run work on a daemon thread, which does not delay the end of the process."""
-    future: Future[None] = Future()
-
-    def do() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  # raised where the future is asked
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    Thread(target=do, daemon=True).start()
-    return future
 
 
 def _end_installers() -> None:

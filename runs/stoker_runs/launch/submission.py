@@ -468,8 +468,11 @@ def prepare(
     workspace: Workspace,
     say: Callable[[str], None],
     engine_of: Callable[[Target, Workspace], Engine] | None = None,
-) -> None:
+) -> str:
     """Prepare a target for a run without starting it, so that the next similar run starts at once.
+
+    Returns:
+        The packages that it has, as `got.txt` lists them.
 
     Raises:
         OperatorError: The run would be refused, or the target cannot have what it asks for.
@@ -499,5 +502,6 @@ def prepare(
         engine = (engine_of or registry.engine_of)(planned.target, workspace)
         engine.prepare(job, say)
         engine.clean(job)
+        return (folder.environment / "got.txt").read_text(encoding="utf-8")
     finally:
         shutil.rmtree(staging, ignore_errors=True)

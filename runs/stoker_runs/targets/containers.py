@@ -311,6 +311,46 @@ class ContainerTemplate:
         return words
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyImage:
+    """An image that the container program has, and that was looked into.
+
+    Attributes:
+        gpus: The options that give a container the GPUs that its run holds.
+    """
+
+    base: ContainerTemplate
+    inside: ImageContents
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def obtain(
+        cls,
+        program: ContainerProgram,
+        settings: ContainerSettings,
+        environment: Path,
+        say: Say,
+        failed: FailedPulls | None = None,
+        *,
+        python: str = "",
+        gpus: int = 0,
+    ) -> ReadyImage:
+        """Find, pull or build an image, and make sure that it has the Python and the GPUs of a run.
+
+        Args:
+            environment: `environment/` of the run.
+            failed: The pulls that are not tried again where another image is used instead.
+            python: Which Python; empty is `python3`, else `python`.
+
+        Raises:
+            EngineFailure: It cannot be had, or lacks them.
+        """
+        base = ContainerTemplate(settings, program, Image.obtain(program, settings, environment, say, failed))
+        options = program.gpus() if gpus else []
+        inside = inspect_image(program, base.image, [*base.common, *options], python, gpus)
+        return cls(base, inside, tuple(options))
+
+
 _RECORD: Final = "container.json"
 _NONE: Final = ("no such container", "no such object", "no container with name or id")
 _TAKEN: Final = ("already in use", "is in use by")

@@ -23,10 +23,11 @@ from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import fork, load
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
+from stoker.device.text_worker import TextWorker
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.row_isolation import RowIsolation
-from stoker.runtimes.base import Runtime
+from stoker.runtimes.base import Runtime, TokenRuntime
 from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import start_thread
 
@@ -184,6 +185,8 @@ class ModelThreads:
         kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
         if is_pipelined(runtimes[0]):
             kind = PipelinedWorker
+        if isinstance(runtimes[0], TokenRuntime) and runtimes[0].costs is not None:
+            kind = TextWorker
         worker = kind(
             runtimes[0],
             policy,

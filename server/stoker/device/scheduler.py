@@ -12,6 +12,8 @@ A `RowQueue` holds the rows that wait; `schedule` looks at it and says what to d
   once, for others that can still be answered in time. Else an overloaded device would always be at work on what is
   about to be too late.
 - Where several callers wait, or rows of several tiers, they take turns: see `stoker.device.fairness`.
+- Of texts, while more wait than fit in one batch, those leave that are about as long as the first one. The virtual
+  time follows the first one, so each batch runs the row that has waited longest by its tag.
 - `max_delay_ms` = 0 (the default) means no added delay: whatever waits leaves as soon as the device is free.
 """
 
@@ -112,7 +114,15 @@ def _choose_among_callers(
     order = np.argsort(tags, kind="stable")
     never = np.full(len(tags), NEVER_NS)
     rows = Candidates(order, placed[order], never)
-    picked = pick(shares, rows, never, now_ns, now_ns, policy, times, costs_ns)
+    if queue.lengths is not None and queue.rows > policy.max_batch_rows:
+        # Those about as long as the one that would leave alone.
+        alone = pick(shares, rows, never, now_ns, now_ns, policy, times, costs_ns[:2])
+        first = 0 if alone is None else int(np.flatnonzero(order == alone[0])[0])
+        alike, costs_ns = queue.lengths.alike(queue.blocks, order, policy.max_batch_rows, first)
+        rows = Candidates(*(column[alike] for column in rows))
+    picked = pick(shares, rows, rows.due, now_ns, now_ns, policy, times, costs_ns)
+    if picked is None and len(rows.places) < queue.rows:
+        picked = np.sort(rows.places)
     if picked is None or len(picked) == queue.rows:
         decision = _leave_or_wait(queue, now_ns, policy, times, expired)
     else:
@@ -184,6 +194,9 @@ def _take_fairest(queue: RowQueue, rows: int) -> list[RowBlock]:
     if queue.rows == rows:
         return queue.take_all()
     tags = _tags(queue.blocks)
+    if queue.lengths is not None:
+        order = np.argsort(tags, kind="stable")
+        return _take(queue, order[queue.lengths.alike(queue.blocks, order, rows).places], tags)
     if (tags[1:] >= tags[:-1]).all():
         # The order of arrival.
         _advance(queue, int(tags[rows - 1]))
@@ -215,7 +228,9 @@ def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[RowBloc
     """Remove and return the rows at these indices over all blocks; `tags` are their virtual start times."""
     chosen = np.zeros(len(tags), bool)
     chosen[places] = True
-    _advance(queue, int(tags[places].max()))
+    taken = tags[places]
+    # Rows of other lengths are passed over: those that come later must not be behind all of them.
+    _advance(queue, int(taken.max() if queue.lengths is None else taken.min()))
     stops = np.cumsum([len(block.numbers) for block in queue.blocks])
     upto = np.concatenate(([0], chosen.cumsum()[stops - 1]))
     batch: list[RowBlock] = []

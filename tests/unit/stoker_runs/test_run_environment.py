@@ -57,6 +57,28 @@ def test_a_python_that_is_nowhere_is_fetched_or_refused(tmp_path: Path) -> None:
         choose_run_interpreter(newest, only(), lambda minor: None)
 
 
+@pytest.mark.parametrize(
+    ("python", "minor", "noted"),
+    [
+        ("", 9, False),
+        ("=3.11", 11, False),
+        (">=3.10", 12, False),
+        ("=3.7", 9, True),
+        ("=3.5.2", 9, True),
+        ("=2.7", 9, True),
+    ],
+)
+def test_a_python_of_another_machine_is_chosen(tmp_path: Path, python: str, minor: int, noted: bool) -> None:
+    """That of the agent if it fits, else the newest that does, else the nearest newer one with a note."""
+    there, where = only(9, 11, 12), "on that machine"
+    found, note = choose_run_interpreter(specification(tmp_path, python), there, this=there(9), where=where)
+    assert (found.version[1], where in note or "3.6 or newer" in note) == (minor, noted)
+    with pytest.raises(NoPython, match="on that machine"):
+        choose_run_interpreter(
+            specification(tmp_path, "=3.14"), there, lambda _: None, this=there(9), where=where
+        )
+
+
 @pytest.mark.parametrize("python", ["=3.5.2", "=2.7", "==3.5", "<3.6"])
 def test_a_python_that_is_too_old_becomes_the_nearest_newer_one(tmp_path: Path, python: str) -> None:
     """Never a refusal: one of this machine, else this one; the line says why."""

@@ -12,14 +12,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import SPARK, SPARK_MODES, YARN, SshSettings, Target
@@ -34,10 +34,9 @@ from stoker_runs.targets.engine import (
     start_content,
     write_start,
 )
+from stoker_runs.targets.porter import Porter
 from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
 from stoker_runs.targets.ssh.link import Link
-from stoker_runs.targets.ssh.porter import Porter
 from stoker_runs.targets.ssh.transfer import (
     collect,
     is_collected,
@@ -128,16 +127,6 @@ class SshEngine:
             found["host_key"] = self._link.host_key()
         return found
 
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment on the machine."""
-        if self.containers is not None:
-            self.containers.build(requested, folder, say)
-            return
-        self._link.call(
-            lambda porter: prepare_remote_environment(porter, requested, folder, self._environments_dir, say),
-            timeout_s=None,
-        )
-
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
         """Remove environments on the machine that no run has used for long."""
 
@@ -181,7 +170,7 @@ class SshEngine:
             place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
             content = start_content(
                 job,
-                self._command(job, environment.interpreter),
+                self._command(job, str(environment.interpreter)),
                 place / "work",
                 inputs={name: place / there for name, there in sent.items()},
                 resume_from=_resumed_from(job, place),
@@ -257,10 +246,12 @@ class SshEngine:
         if job.attempt <= self._ended_attempt:
             raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
 
-    async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
+    async def _environment(self, porter: Porter, job: Job, say: Say) -> RunEnvironment:
+        from stoker_runs.targets.porter_environment import prepare_by_porter
+
         requested = RequestedEnvironment.from_json(job.record.definition.environment)
         gpus = job.record.definition.gpus or 0
-        return await prepare_remote_environment(
+        return await prepare_by_porter(
             porter, requested, job.folder.environment, self._environments_dir, say, gpus=gpus
         )
 

@@ -18,7 +18,7 @@ import asyncssh
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
-from stoker_runs.targets.ssh.porter import ConnectionLost, Porter
+from stoker_runs.targets.porter import ConnectionLost, Porter
 
 _SYSTEM_WIDE: Final = Path("/etc/ssh/ssh_known_hosts")
 _ALGORITHMS: Final = (

@@ -29,7 +29,7 @@ from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
-from stoker_runs.targets.ssh.porter import Porter, Request
+from stoker_runs.targets.porter import Porter, Request
 
 _WORD_S: Final = 20.0
 _SAID_FROM_BYTES: Final = 10_000_000

@@ -304,10 +304,10 @@ def test_request_that_spark_cannot_serve_is_refused(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("deploy_mode: far", "deploy_mode is 'far', and can be client or cluster"),
+        ("deploy_mode: far", "deploy_mode must be client or cluster"),
         ("deploy_mode: cluster\nmaster: spark://head:7077", "with the master yarn alone"),
-        ("master: --conf", "master is '--conf'"),
-        ("image: x", "there is no key 'image'"),
+        ("master: --conf", "master must be a text"),
+        ("image: x", "there is no setting 'image'"),
     ],
 )
 def test_settings_that_spark_cannot_have_are_refused(

@@ -50,10 +50,10 @@ def test_run_that_waits_for_a_node_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("type: ray\naddress: http://head:8265\n", "max_nodes is None"),
+        ("type: ray\naddress: http://head:8265\n", "max_nodes is missing"),
         (CONTENT + "min_nodes: 4\n", "max_nodes is 3, less than min_nodes, 4"),
-        (CONTENT + "node_cores: 0\n", "node_cores is 0, and has to be a number from 1 up"),
-        (CONTENT + "image: x\n", "there is no key 'image'"),
+        (CONTENT + "node_cores: 0\n", "node_cores must be a whole number between 1 and 1000000, got 0"),
+        (CONTENT + "image: x\n", "there is no setting 'image'"),
     ],
 )
 def test_invalid_ray_target_is_refused(tmp_path: Path, content: str, message: str) -> None:
