@@ -336,8 +336,8 @@ class ImageReader:
         """Return an image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
         image = self._decoded(file)
         if isinstance(image, np.ndarray):
-            if file.orientation == 1 and (image.ndim == 2) == (self._mode == "L"):
-                return resize_pixels(image, self._size)
+            if (image.ndim == 2) == (self._mode == "L"):
+                return resize_pixels(_turn(image, file.orientation), self._size)
             image = _pillow().fromarray(image)
         # One name, so that each step frees the image of the one before.
         image = _upright(image, file.orientation)
@@ -396,6 +396,13 @@ def _pillow() -> Any:
     # Stoker checks its own limit before decoding; Pillow's would only warn.
     Image.MAX_IMAGE_PIXELS = None
     return Image
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn a photo as its Exif orientation says; numpy would copy pixel by pixel."""
+    if orientation == 1:
+        return pixels
+    return np.asarray(_upright(_pillow().fromarray(pixels), orientation))
 
 
 def _upright(image: Image, orientation: int) -> Image:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.interpreter_lock import releases_interpreter_lock
 
 from stoker.wire import resizing
 from stoker.wire.resizing import resize_image, resize_pixels
@@ -79,6 +80,12 @@ def test_nothing_is_read_beyond_an_image(width: int) -> None:
     pixels = np.frombuffer(memory, np.uint8, 4 * width * 3, page - 4 * width * 3).reshape(4, width, 3)
     pixels[:] = noise(4, width)
     np.testing.assert_array_equal(in_cpp(pixels, 5, 5), by_pillow(pixels.copy(), 5, 5))
+
+
+def test_images_are_resized_without_the_interpreter_lock() -> None:
+    """Another thread runs meanwhile."""
+    pixels, resized = noise(1000, 1000), bytearray(224 * 224 * 3)
+    assert releases_interpreter_lock(lambda: native.resize_rgb(pixels, 1000, 1000, resized, 224, 224))
 
 
 @pytest.mark.parametrize(
