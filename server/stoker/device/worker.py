@@ -170,9 +170,10 @@ class Worker:
         with self._leader:
             self._left += 1
             if self._left == len(self.instances):
-                self._close()
+                self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Leave the turns, and watch no doorbell any more; `serve` does it, and a load that fails after all."""
         self._counter.flush()
         self.doorbells.mark_closed()
         for fd in list(self.doorbells.lanes):
