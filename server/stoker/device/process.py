@@ -184,6 +184,7 @@ class _ModelHost:
         # Its memory becomes free for the other models: only tracebacks and cycles know it any more.
         failure.__cause__ = failure.__context__ = None
         gc.collect()
+        trim_heap()
         self._channel.send(Failed(str(failure), failure.code, failure.exit_code, model.number))
         return failure
 
