@@ -168,7 +168,7 @@ def _find_alike(
     if queue.shares is not None:
         alone = _pick(queue, queue.shares, situation._replace(costs_ns=situation.costs_ns[:2]))
     first, most = 0 if alone is None else int(alone[0]), situation.policy.max_batch_rows
-    places, costs_ns = lengths.alike(queue.order.parts, slice(None), most, first)
+    places, costs_ns = lengths.choose_alike(queue.order.parts, slice(None), most, first)
     places = places[queue.order.due_ns[places] >= situation.free_ns + costs_ns[1]]
     return (places, costs_ns) if len(places) else (None, situation.costs_ns)
 
