@@ -124,13 +124,13 @@ def _decide_by_due_times(queue: RowQueue, situation: _Situation) -> TargetDecisi
     if queue.shares is not None:
         picked = _pick(queue, queue.shares, situation, places)
         if picked is not None:
-            reason = "idle" if len(picked) == count else "largest"
+            reason = "idle" if len(picked) == len(order) else "largest"
             choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
             return _choose_or_wait(queue, situation, choice, picked)
     due = numbers_of(due_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
-        choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
+        choice = Choice(0, rows, "idle" if rows == len(order) < policy.max_batch_rows else "full")
     else:
         choice = choose(due, free_ns, costs_ns)
         rows = choice.stop - choice.start
