@@ -43,7 +43,7 @@ from stoker_bench.generators.closed_loop import closed_loop
 from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
 from stoker_bench.reports import aligned, describe_machine, figure
 
-STOKER, ALONE, KEY = "Stoker", "ONNX Runtime alone", "the key of a bench"
+STOKER, ALONE, KEY = "Stoker", "ONNX Runtime alone", "the-key-of-the-bench"
 TORCH = "torch==2.15.0"
 SERVICE = ("fastapi==0.165.0", "uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0", "orjson==3.13.0")
 OFFLINE = {"CUDA_VISIBLE_DEVICES": "-1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
