@@ -251,7 +251,7 @@ requests = st.tuples(
 
 @STEADY
 @given(st.lists(requests, max_size=14), st.integers(1, 8), st.sampled_from([None, 3, 40]), st.booleans())
-def test_each_text_leaves_once_whatever_waits(
+def test_each_waiting_text_leaves_once(
     arrivals: list[tuple[list[int], int, int, int]], most: int, target_ms: float | None, named: bool
 ) -> None:
     """Texts of callers and tiers, with and without targets, in a crowd: none is lost, and none leaves twice."""
