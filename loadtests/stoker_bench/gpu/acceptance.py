@@ -9,14 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 import orjson
 
 from stoker.errors import OperatorError
-from stoker.gpu.jpegs import find_decoder_problem
-from stoker.settings.image_input import Decoding
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
 from stoker_bench.generators.scoring_request import ScoringRequest, random_rows
@@ -65,7 +63,7 @@ AIMS: Final = {
     "bert lone": Aim("the same, lone caller, the faster runtime, of PyTorch's rate with 1 row", 0.75, "0.29"),
     "bert torch": Aim("the same, 256 callers, served by the PyTorch runtime", 0.97, "-"),
     "load": Aim("load of ResNet-50, s", 4.0, "14.5", at_least=False),
-    "images": Aim("JPEG 500 × 375 to an answer in the fastest decoding, per second", 6000, "2,865"),
+    "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
 }
 
 
@@ -209,7 +207,6 @@ class AcceptanceBench:
         model: GpuModel,
         max_batch_rows: int = 256,
         image_size: tuple[int, int] | None = None,
-        decoding: Decoding = "precise",
     ) -> GpuServer:
         say(f"starting Stoker with {model.name}")
         self._servers += 1
@@ -218,7 +215,6 @@ class AcceptanceBench:
             max_batch_rows,
             frontends=self._options.frontends,
             image_size=image_size,
-            decoding=decoding,
         )
         return GpuServer(model, options, self._folder / f"server{self._servers}")
 
@@ -262,15 +258,9 @@ class AcceptanceBench:
     def _images(self) -> None:
         averages = self._maker.make_averages() if self._options.quick else None
         model = averages or self._model("resnet50", "fp16", "uint8")
-        for decoding in get_args(Decoding):
-            if decoding == "gpu" and (problem := find_decoder_problem()) is not None:
-                self.found.notes.append(f"JPEGs are not decoded on the GPU: {problem}")
-                continue
-            with self._server(model, image_size=(224, 224), decoding=decoding) as server:
-                answers = self._load(server.image_request(_photo()), _IMAGE_CALLERS * self._options.frontends)
-            self.found.notes.append(f"decoding: {decoding}: {figure(answers.requests_per_s)} JPEGs/s")
-            best = self.found.values.get("images", 0.0)
-            self.found.values["images"] = max(best, answers.requests_per_s)
+        with self._server(model, image_size=(224, 224)) as server:
+            answers = self._load(server.image_request(_photo()), _IMAGE_CALLERS * self._options.frontends)
+        self.found.values["images"] = answers.requests_per_s
 
     def _large_rows(self) -> None:
         model = self._model("resnet50", "tf32", "float32")

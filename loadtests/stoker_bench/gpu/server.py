@@ -13,7 +13,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from stoker.settings.image_input import Decoding
 from stoker_bench.contestants.contest import LoadedServer, check_answers
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port
 from stoker_bench.errors import BenchedServerError
@@ -37,14 +36,12 @@ class ServingOptions:
         max_batch_rows: Maximum rows per batch.
         frontends: Number of HTTP processes.
         image_size: Rows and columns to which images are resized; None if the model takes no images.
-        decoding: How JPEGs are decoded.
     """
 
     device: str
     max_batch_rows: int = 256
     frontends: int | None = None
     image_size: tuple[int, int] | None = None
-    decoding: Decoding = "precise"
 
 
 def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
         "max_batch_rows": options.max_batch_rows,
         # A file of PyTorch computes in the precision of its weights.
         "precision": None if model.path.suffix == ".pt2" else model.precision,
-        "image": options.image_size and {"size": list(options.image_size), "decoding": options.decoding},
+        "image": options.image_size and {"size": list(options.image_size)},
     }
     document: dict[str, Any] = {"device": options.device, "frontends": options.frontends}
     document["models"] = [{name: value for name, value in settings.items() if value is not None}]
