@@ -43,6 +43,9 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", type=count, default=1, help="rows a request (default: 1)")
     parser.add_argument(
+        "--texts", type=Path, help="send the texts in this file, one a line, in place of digits"
+    )
+    parser.add_argument(
         "--mnist-dir", type=Path, help="MNIST's IDX files (default: digits drawn by a program)"
     )
     return parser
@@ -101,6 +104,8 @@ def locust_command(args: argparse.Namespace, uri: str, model: Path | None) -> li
     command += ["--users", str(args.users), "--run-time", f"{args.seconds}s"]
     command += ["--rows-per-request", str(args.rows)]
     command += ["--mnist-dir", str(args.mnist_dir)] if args.mnist_dir else []
+    if args.texts:
+        return [*command, "--texts", str(args.texts)]
     return [*command, "--served-model", str(model)] if model else command
 
 

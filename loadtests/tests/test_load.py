@@ -30,6 +30,14 @@ def test_locust_gets_all_options_but_the_key() -> None:
     assert not any("secret-key" in part for part in command)
 
 
+def test_locust_gets_the_file_of_texts_in_place_of_the_model() -> None:
+    """Their classes are not the runtime's."""
+    args = argument_parser().parse_args(["--texts", "t.txt"])
+    command = locust_command(args, "http://127.0.0.1:8080/score", Path("folder"))
+    assert command[-2:] == ["--texts", "t.txt"]
+    assert "--served-model" not in command
+
+
 def test_locustfile_is_where_the_package_expects_it() -> None:
     """The file that locust is given lies in the repository."""
     assert LOCUSTFILE.is_file()

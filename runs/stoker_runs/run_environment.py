@@ -34,7 +34,7 @@ from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker.system.wording import format_count
-from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first
 from stoker_runs.environments.interpreters import choose_run_interpreter
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 
@@ -135,8 +135,9 @@ def obtain_environment(
             "name packages of an index instead"
         )
     remembered = RememberedDate(environments_dir, specification, *builder.place)
-    found = candidates(specification, requested, remembered.read(), say, can_date=builder.has_uv)
-    (interpreter, packages, python, differences), chosen = build_first(found, build)
+    (interpreter, packages, python, differences), chosen = build_first(
+        specification, requested, remembered.read(), say, build, can_date=builder.has_uv
+    )
     remembered.keep(chosen)
     for line in wanted.lines:
         say(line)

@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import add_workspace_argument
-from stoker.system.logs import escaped_lines
+from stoker.commands.terminal import add_json_argument, add_workspace_argument, note, option_of, sentence
 
 if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
@@ -31,6 +30,50 @@ def common_arguments() -> argparse.ArgumentParser:
     return common
 
 
+def add_actions(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
+    """Return what declares a subcommand: its name, what runs it, its help, and parsers whose arguments it has too."""
+    common = common_arguments()
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def add(
+        name: str,
+        run: Callable[[argparse.Namespace], int] | None,
+        text: str,
+        *parents: argparse.ArgumentParser,
+        json: bool = False,
+        aliases: Sequence[str] = (),
+    ) -> argparse.ArgumentParser:
+        """Declare one; `run` is None where it has subcommands itself."""
+        parents = () if run is None else (common, *parents)
+        added = actions.add_parser(
+            name, parents=parents, aliases=aliases, help=text, description=sentence(text)
+        )
+        added.set_defaults(run_action=run)
+        if json:
+            add_json_argument(added)
+        return added
+
+    return add
+
+
+def run_action(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: It was refused; the message says why.
+    """
+    exit_code: int = args.run_action(args)
+    return exit_code
+
+
+def duration_option(text: str) -> float:
+    """Read `30m` for argparse."""
+    from stoker_runs.launch.configuration import read_duration_s
+
+    seconds: float = option_of(read_duration_s)(text)
+    return seconds
+
+
 def found_workspace(args: argparse.Namespace) -> Workspace:
     """The workspace that the options mean."""
     from stoker.settings.workspace import Workspace
@@ -43,12 +86,6 @@ def found_store(args: argparse.Namespace) -> RunStore:
     from stoker_runs.records.store import RunStore
 
     return RunStore(found_workspace(args).runs_dir)
-
-
-def note(text: str) -> None:
-    """Say something that is no part of the answer."""
-    sys.stderr.write(f"{escaped_lines(text)}\n")
-    sys.stderr.flush()
 
 
 def time_text(time_ms: int | None) -> str:

@@ -8,12 +8,12 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
 from stoker.system.wording import format_count
 from stoker_runs.commands import sweep_output
-from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, note, time_text
+from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, time_text
 
 if TYPE_CHECKING:
     import argparse

@@ -23,7 +23,7 @@ from stoker.settings.workspace import Workspace
 from stoker_runs.launch.agent_reports import observations
 from stoker_runs.launch.runners import Clock, read_arguments
 from stoker_runs.launch.slots import SlotClaim, Slots, slots_of
-from stoker_runs.launch.state_keeper import StateKeeper
+from stoker_runs.launch.state_keeper import StateKeeper, end_run
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
@@ -348,7 +348,8 @@ def main(arguments: list[str]) -> int:
     except StokerError as error:
         target_failure = error
     if target_failure is not None:
-        _fail_without_target(folder, target_failure)
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(target_failure))
+        end_run(folder, Refused(failure), max(folder.state().since_ms, 1))
         return 1
     try:
         runner.run()
@@ -402,23 +403,11 @@ def _end_installers() -> None:
 
 def _close_interactive(folder: RunFolder) -> None:
     """Fail a run whose owner has ended without completing it: its lock was free."""
-    state = folder.state()
     failure = RunFailure(
         FailureCode.INTERRUPTED, "the program that had begun the run ended without completing it"
     )
-    now_ms = max(state.since_ms, int(folder.events.stat().st_mtime * 1000))
-    for observation in (Lost(failure), Collected()):
-        state = next_state(state, observation, now_ms)
-    folder.write_state(state)
-
-
-def _fail_without_target(folder: RunFolder, error: StokerError) -> None:
-    from stoker_runs.records.states import Refused
-
-    state = folder.state()
-    for observation in (Refused(RunFailure(FailureCode.TARGET_UNUSABLE, str(error))), Collected()):
-        state = next_state(state, observation, max(state.since_ms, 1))
-    folder.write_state(state)
+    now_ms = max(folder.state().since_ms, int(folder.events.stat().st_mtime * 1000))
+    end_run(folder, Lost(failure), now_ms)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
-from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
@@ -30,7 +29,7 @@ from stoker_runs.targets.containers import (
     start_container,
     write_record,
 )
-from stoker_runs.targets.definitions import ContainerSettings, Target
+from stoker_runs.targets.definitions import ContainerSettings
 from stoker_runs.targets.engine import (
     AttemptState,
     EngineFailure,
@@ -41,13 +40,12 @@ from stoker_runs.targets.engine import (
     write_start,
 )
 from stoker_runs.targets.local import (
+    LocalEngine,
     as_failure,
     attempt_state_of_files,
     check_fetched_data,
-    collect,
     environment_failure,
     remove_work,
-    request_stop,
     shared_folder,
     working_directory,
 )
@@ -58,12 +56,8 @@ _RESUME_FROM: Final = PurePosixPath("/stoker/resume_from")
 _AGENT: Final = "stoker_run.zip"
 
 
-class ContainerEngine:
+class ContainerEngine(LocalEngine):
     """Runs attempts in containers on this machine."""
-
-    def __init__(self, target: Target, workspace: Workspace) -> None:
-        self._target = target
-        self._workspace = workspace
 
     def check(self) -> Sequence[str]:
         """Start a container of the target's image, and return what it has."""
@@ -103,13 +97,13 @@ class ContainerEngine:
                 gpus=gpus,
             )
             try:
-                environment, mounts = self._environment(job, requested, image, say)
+                environment, mounts = self._environment_in(image, job, requested, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure.of(environment_failure(error, requested)) from error
             self._write(job, image, environment, mounts)
 
-    def _environment(
-        self, job: Job, requested: RequestedEnvironment, image: ReadyImage, say: Say
+    def _environment_in(
+        self, image: ReadyImage, job: Job, requested: RequestedEnvironment, say: Say
     ) -> tuple[RunEnvironment, list[str]]:
         """Return the environment of a run, and the options by which its container sees it."""
         folder, gpus = job.folder.environment, job.record.definition.gpus or 0
@@ -191,15 +185,6 @@ class ContainerEngine:
             )
         meanwhile = None if state.is_created else attempt_state_of_files(job)
         return meanwhile or attempt_state_of_container(program, record, state, was_started=was_started)
-
-    def pull(self, job: Job, *, final: bool) -> None:
-        """Move the script's outputs and logs to the run's folder when its processes have ended."""
-        if final:
-            collect(job)
-
-    def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop into the attempt's folder, which the agent reads."""
-        request_stop(job.place, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Remove the container with all that runs in it, and the working directory."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from stoker.system.processes import GRACE_MS
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
@@ -79,9 +80,10 @@ class LockGuard:
 
         def live() -> None:
             pause = threading.Event()
-            while self._started:
-                pause.wait(_PAUSE_S)
-                self.renew()
+            with vital("the guard of the interpreter lock"):
+                while self._started:
+                    pause.wait(_PAUSE_S)
+                    self.renew()
 
         start_thread(threading.Thread(target=live, name="guard of the interpreter lock", daemon=True))
 

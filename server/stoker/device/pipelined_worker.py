@@ -20,6 +20,7 @@ from stoker.device.bucket_watch import BucketWatch
 from stoker.device.device_turns import ModelTurn
 from stoker.device.flights import AttachedArenas, Flight, Flights
 from stoker.device.instance import Instance
+from stoker.device.later_sizes import KeepSizes, LaterSizes
 from stoker.device.pipelined_planner import PipelinedPlanner
 from stoker.device.worker import Worker
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
@@ -48,9 +49,24 @@ class PipelinedWorker(Worker):
         self._computed_ns = 0
         super().__init__(runtime, *arguments, **options)
         self._watch: BucketWatch | None = None
-        if self.cap.sizes.chosen and isinstance(runtime, SizedRuntime):
+        self._later: LaterSizes | None = None
+        self._watch_buckets()
+
+    def _watch_buckets(self) -> None:
+        if self.cap.sizes.chosen and isinstance(self._runtime, SizedRuntime):
             name = threading.current_thread().name
-            self._watch = BucketWatch(name, runtime, self.cap.sizes, self.cap, self.times)
+            self._watch = BucketWatch(name, self._runtime, self.cap.sizes, self.cap, self.times)
+
+    def add_sizes_later(self, name: str, sizes: Sequence[int], keep: KeepSizes | None) -> None:
+        """Prepare for further sizes of batches while the model serves; see `LaterSizes`."""
+        runtime, buckets, policy = self._runtime, self.cap.sizes.buckets, self.cap.policy
+        assert isinstance(runtime, SizedRuntime), "it can be prepared for further sizes"
+        times_ns = {size: self.times.mean_ns(size) for size in buckets}
+        self.cap.set_buckets(buckets)
+        later = LaterSizes(name, runtime, sizes, times_ns, policy.target_ms, keep)
+        if not later.is_done:
+            self._watch, self._later = None, later
+            later.open_next(self.doorbells.wake)
 
     def _make_planner(self, turn: ModelTurn | None) -> PipelinedPlanner:
         return PipelinedPlanner(self.flights, self._runtime, self.cap, self._clock_ns, turn, self.instances)
@@ -75,7 +91,39 @@ class PipelinedWorker(Worker):
         elif todo is not None:
             instance.check_device()
         self._do_other_work(instance)
+        if self._later is not None:
+            self._add_later(self._later)
         return self._check_again_ns
+
+    def wait_s(self, most_s: float | None) -> float | None:
+        """How long the leader may sleep if no row arrives: no longer than until a further size is due."""
+        wait_s = super().wait_s(most_s)
+        if self._later is None:
+            return wait_s
+        due_ns = self._later.due_ns(self.queue.rows, self._counter.active_ns, is_idle=True)
+        if due_ns is None:
+            return wait_s
+        left_s = max(0, due_ns - self._clock_ns()) / 1e9
+        return left_s if wait_s is None else min(wait_s, left_s)
+
+    def _add_later(self, later: LaterSizes) -> None:
+        """Add the next size if it is due."""
+        flights, waiting_rows = self.flights, self.queue.rows
+        is_idle = not waiting_rows and not flights.unfinished and not self.doorbells.poller.poll(0)
+        due_ns = later.due_ns(waiting_rows, self._counter.active_ns, is_idle=is_idle)
+        if due_ns is None or self._clock_ns() < due_ns or flights.failed:
+            return
+        flights.wait_until_landed()
+        begun_ns = self._clock_ns()
+        later.add_next(self.cap, self.times, self._metrics)
+        later.rest(begun_ns, self._clock_ns())
+        # Rows may wait for which a batch of the new size is planned.
+        self.planner.rests, self._check_again_ns = False, 0
+        if later.is_done:
+            self._later = None
+            self._watch_buckets()
+        else:
+            later.open_next(self.doorbells.wake)
 
     def complete(self) -> bool:
         """Wait for the oldest batch that was left to the second thread; returns False if that thread is to end."""
@@ -92,12 +140,13 @@ class PipelinedWorker(Worker):
             self.flights.note_crash(error)
             self.doorbells.wake()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Wait for the batches in flight first; see `Worker.close`."""
         self.flights.wait_until_landed()
         if self.flights.crash is None:
             self._do_other_work(self.instances[0])
         self.flights.completions.put(None)
-        super()._close()
+        super().close()
 
     def _lead(self, most_s: float | None) -> Any:
         planner = self.planner
@@ -187,7 +236,8 @@ class PipelinedWorker(Worker):
                 flight.running.release()
             flights.failed.append((flight, error))
         else:
-            failure = self._hand_back(flight, outputs, self._clock_ns() - running.computed_ns)
+            started_ns = self._clock_ns() - running.computed_ns
+            failure = self._hand_back(flight.batch, flight, outputs, started_ns)
             if failure is not None:
                 flights.failed.append((flight, failure))
         instance.run_began_ns = 0
@@ -262,7 +312,7 @@ class PipelinedWorker(Worker):
                 # Copying its outputs and those of another model's batch do not disturb each other.
                 self._end_turn(batch.turn, computed_ns)
                 flight.batch = batch._replace(turn=None)
-            failure = self._hand_back(flight, outputs, now_ns - computed_ns)
+            failure = self._hand_back(batch, flight, outputs, now_ns - computed_ns)
             if failure is None:
                 with flights.changed:
                     flights.stream.hand_back(ended_ns, self._clock_ns())
@@ -270,9 +320,11 @@ class PipelinedWorker(Worker):
             running.release()
         self._leave_flight(flight, failure)
 
-    def _hand_back(self, flight: Flight, outputs: Sequence[Any], started_ns: int) -> BaseException | None:
+    def _hand_back(
+        self, batch: Batch, flight: Flight, outputs: Sequence[Any], started_ns: int
+    ) -> BaseException | None:
         """Hand back the rows of a batch that was computed; returns why they were not handed back."""
-        batch, running, instance = flight.batch, flight.running, self.instances[0]
+        running, instance = flight.running, self.instances[0]
         assert running is not None, "it has begun"
         failure = instance.finish(batch, outputs, flight.size, started_ns)
         running.release()

@@ -53,7 +53,7 @@ def test_photos_and_long_images_give_pillows_pixels(size: tuple[int, int]) -> No
         np.testing.assert_array_equal(in_cpp(pixels, width, height), by_pillow(pixels, width, height))
 
 
-def test_photo_for_a_square_model_gets_pillows_pixels_of_one_step() -> None:
+def test_resized_photo_has_the_pixels_of_pillow_in_one_step() -> None:
     """For a square model Pillow changes the width first, too."""
     pixels = noise(375, 500)
     expected = np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BILINEAR))

@@ -66,13 +66,10 @@ class _RemoteProgram(ContainerProgram):
         assert self.link is not None
         content = dockerfile.read_bytes()
         folder = f"dockerfiles/{hashlib.sha256(content).hexdigest()[:20]}"
-
-        async def sent(porter: Porter) -> str:
-            await porter.ask(content, op="put", name=f"{folder}/Dockerfile")
-            return f"{porter.folder}/{folder}"
-
-        context = self.link.call(sent, timeout_s=_ANSWER_S)
-        return self.call("build", "-t", name, "-f", f"{context}/Dockerfile", context, timeout_s=None)
+        self.link.ask(content, op="put", name=f"{folder}/Dockerfile", timeout_s=_ANSWER_S)
+        context, _ = self.link.ask(op="home", name=folder)
+        path = context["path"]
+        return self.call("build", "-t", name, "-f", f"{path}/Dockerfile", path, timeout_s=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +216,7 @@ async def _facts(porter: Porter) -> tuple[str, str, str | None]:
 
 
 def _run(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    async def ask_porter(porter: Porter) -> tuple[dict[str, Any], bytes]:
-        return await porter.ask(op="ask_command", command=list(command))
-
-    reply, output = link.call(ask_porter, timeout_s=timeout_s)
+    reply, output = link.ask(op="ask_command", command=list(command), timeout_s=timeout_s)
     return subprocess.CompletedProcess(
         list(command), int(reply["status"]), output.decode("utf-8", "replace"), str(reply["complaints"])
     )

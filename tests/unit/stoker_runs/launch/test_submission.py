@@ -198,7 +198,7 @@ def test_a_configuration_is_read_with_the_nearest_key(tmp_path: Path) -> None:
     assert content["environment"] == {"file": str(tmp_path / "env.yml")}
     for text, reason in (
         ("argumnets: []", "did you mean arguments"),
-        ("environment: {fil: x}", r"did you mean environment\.file"),
+        ("environment: {fil: x}", r"environment has no 'fil'; did you mean file"),
         ("nodes: many", "nodes must be a whole number"),
         ("max_duration: -1", "max_duration must be a duration"),
         ("arguments: x", "arguments must be a list"),

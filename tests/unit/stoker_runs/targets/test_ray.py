@@ -44,7 +44,7 @@ def test_run_that_waits_for_a_node_says_so(tmp_path: Path) -> None:
     assert slots_of(target, Workspace(tmp_path / "ws")) is not None
     held = [Allocation(f"r{number}", 0, 1) for number in range(3)]
     found = choose(ResourceRequest(1, 0), held, [], Capacity(3, unit="node"))
-    assert getattr(found, "reason", "").startswith("waits for 1 node: held by r0 and 2 more since")
+    assert str(found).startswith("waits for 1 node: held by r0 and 2 more since")
 
 
 @pytest.mark.parametrize(
