@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DETACHED: Final = 130
 """Exit status of a command that left a run to itself."""
-_SECOND_INTERRUPT_S: Final = 2.0
 
 
 def common_arguments() -> argparse.ArgumentParser:
@@ -146,47 +145,28 @@ def _waiting_line() -> Iterator[Callable[[RunState | None, float], None]]:
     terminal = sys.stderr.isatty()
     shown = ""
 
-    def clear() -> None:
-        nonlocal shown
-        if terminal and shown:
-            sys.stderr.write(f"\r{' ' * len(shown)}\r")
-            sys.stderr.flush()
-        shown = ""
-
     def waits(state: RunState | None, seconds: float) -> None:
         nonlocal shown
-        if state is None:
-            clear()
-            return
-        reason = f": {state.reason}" if state.reason else ""
         if terminal:
-            clear()
-            shown = f"{state.status.value} {seconds:.0f} s{reason}"
-            sys.stderr.write(shown)
-            sys.stderr.flush()
-        elif state.reason and state.reason != shown:
+            text = "" if state is None else f"{state.status.value} {seconds:.0f} s  {state.reason}"
+            if text != shown:
+                # The line is erased first. Where none is shown it may be the script's own.
+                sys.stderr.write(f"\r\033[K{text}")
+                sys.stderr.flush()
+            shown = text
+        elif state is not None and state.reason not in ("", shown):
             shown = state.reason
-            note(f"{state.status.value}{reason}")
+            note(f"{state.status.value}: {state.reason}")
 
     try:
         yield waits
     finally:
-        clear()
+        waits(None, 0)
 
 
 def _detached(folder: RunFolder) -> int:
     note(f"\n{folder.id} goes on; follow it with: stoker runs logs {folder.id} -f")
-    if not sys.stdin.isatty():
-        return DETACHED
-    note("Ctrl-C once more within 2 s asks whether to cancel it.")
-    try:
-        time.sleep(_SECOND_INTERRUPT_S)
-    except KeyboardInterrupt:
-        sys.stderr.write("\nCancel the run? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            folder.request_cancel("by its user", time.time_ns() // 1_000_000)
-            note(f"{folder.id} is told to end")
+    note(f"or end it with: stoker runs cancel {folder.id}")
     return DETACHED
 
 
