@@ -24,7 +24,12 @@ def ended_child(returncode: int = -9, lived_s: float = 0.0, *, out_of_memory: bo
     """A process that has ended."""
     process = SimpleNamespace(returncode=returncode)
     child: Any = SimpleNamespace(process=process, out_of_memory=out_of_memory)
-    return SimpleNamespace(lived_s=lived_s, describe_exit=lambda: Child.describe_exit(child))
+    blameless: Any = Child.is_blameless
+    return SimpleNamespace(
+        lived_s=lived_s,
+        describe_exit=lambda: Child.describe_exit(child),
+        is_blameless=blameless.fget(child),
+    )
 
 
 def test_a_process_that_cannot_be_started_is_tried_until_it_can(
