@@ -230,7 +230,10 @@ class _ModelHost:
         )
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
-        arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        try:
+            arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        except OSError as error:
+            raise MemoryError(f"the rows of a frontend cannot be mapped: {error.strerror}") from error
         os.close(arena_fd)
         lane = Lane(arena, socket.socket(fileno=doorbell_fd))
         self._models[message.number].add_lane(lane)

@@ -30,11 +30,11 @@ def vital(work: str, end_process: Callable[[ExitCode], None] = end_process) -> I
     """
     try:
         yield
-    except BaseException:  # noqa: BLE001  # the process ends of it
+    except BaseException as error:  # noqa: BLE001  # the process ends of it
         try:
             logger.exception("%s failed; the process exits", work)
         finally:
-            end_process(ExitCode.CRASHED)
+            end_process(ExitCode.NO_MEMORY if isinstance(error, MemoryError) else ExitCode.CRASHED)
 
 
 def require_thread_starts(end_process: Callable[[ExitCode], None] = end_process) -> None:
@@ -46,6 +46,6 @@ def require_thread_starts(end_process: Callable[[ExitCode], None] = end_process)
             report(unraisable)
         finally:
             if isinstance(getattr(unraisable.object, "__self__", None), threading.Thread):
-                end_process(ExitCode.CRASHED)
+                end_process(ExitCode.NO_MEMORY)
 
     sys.unraisablehook = end
