@@ -59,7 +59,7 @@ from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.system.resources import private_memory, start_thread, trim_heap
-from stoker.system.vital_work import require_thread_starts, vital
+from stoker.system.vital_work import vital
 
 logger = logging.getLogger(__name__)
 
@@ -316,7 +316,6 @@ def main() -> int:
     _leave_ending_to_the_supervisor()
     write_stacks_on_signal()
     configure_logging("device")
-    require_thread_starts()
     with vital("the device process"):
         process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
         code = process.serve()

@@ -275,29 +275,6 @@ def test_process_ends_even_if_the_log_has_no_memory(ends: Ends, monkeypatch: pyt
     assert ends.codes == [ExitCode.NO_MEMORY]
 
 
-NO_FRAME = """
-import threading
-from stoker.system.vital_work import require_thread_starts
-
-def fail(thread):
-    raise MemoryError
-
-threading.Thread._bootstrap_inner = fail
-require_thread_starts()
-threading.Thread(target=print).start()
-"""
-"""`Thread.start` waits for what the thread says first, and this one dies before."""
-
-
-def test_process_ends_if_a_thread_dies_before_it_has_begun() -> None:
-    """Else `Thread.start` would wait for it forever."""
-    done = subprocess.run(
-        [sys.executable, "-c", NO_FRAME], check=False, capture_output=True, text=True, timeout=PROGRAM_S
-    )
-    assert done.returncode == ExitCode.NO_MEMORY
-    assert "MemoryError" in done.stderr
-
-
 NO_MESSAGE = """
 import sys
 from stoker.control.channel import ControlChannel
