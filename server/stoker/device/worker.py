@@ -106,7 +106,7 @@ class Worker:
         self._leader = threading.Lock()
         self.doorbells = Doorbells(turn, self._on_wake())
         self.planner = self._make_planner(turn)
-        self._needs_plans = bool(turn or self.planner.reporter or policy.max_delay_ms)
+        self._needs_plans = bool(self.planner.reporter or policy.max_delay_ms)
         self._check_again_ns: int | None = None
         self._lone_rows = self._left = 0
         # All threads'.
@@ -287,9 +287,9 @@ class Worker:
 
     def _take_lone(self, fd: int, event: int) -> Batch | None:
         """Take the only row that has come past the queue and the planner, where they have nothing to decide."""
-        queue, lanes = self.queue, self.doorbells.lanes
+        queue, turn, lanes = self.queue, self.planner.turn, self.doorbells.lanes
         lane = lanes.get(fd)
-        if self._needs_plans or queue.rows or queue.shares is not None:
+        if self._needs_plans or queue.rows or queue.shares is not None or (turn is not None and turn.needed):
             return None
         if lane is None or event != select.EPOLLIN or lane.has_urgencies[0]:
             return None
