@@ -15,7 +15,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from stoker.settings.image_input import Decoding
 from stoker_bench.contestants.contest import LoadedServer, check_answers
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port
 from stoker_bench.errors import BenchedServerError
@@ -41,7 +40,6 @@ class ServingOptions:
         max_batch_rows: Maximum rows per batch.
         frontends: Number of HTTP processes.
         image_size: Rows and columns to which images are resized; None if the model takes no images.
-        decoding: How JPEGs are decoded.
         memory_mb: The memory within which models are loaded on demand.
         settings: Further settings of the model.
     """
@@ -50,7 +48,6 @@ class ServingOptions:
     max_batch_rows: int = 256
     frontends: int | None = None
     image_size: tuple[int, int] | None = None
-    decoding: Decoding = "precise"
     memory_mb: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +61,7 @@ def deployment(model: GpuModel, options: ServingOptions, others: Sequence[Path] 
         # A file of PyTorch computes in the precision of its weights.
         "precision": None if model.path.suffix == ".pt2" else model.precision,
         **options.settings,
-        "image": options.image_size and {"size": list(options.image_size), "decoding": options.decoding},
+        "image": options.image_size and {"size": list(options.image_size)},
     }
     document: dict[str, Any] = {
         "device": options.device,

@@ -167,7 +167,7 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     ("step", "why"),
     [("_tensorflow", "TensorFlow"), ("_tensorrt", "TensorRT"), ("_tests", "pytest")],
 )
-def test_what_is_not_installed_is_named(
+def test_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, why: str
 ) -> None:
     """A row without what it needs has its reason; nothing is started."""
@@ -193,7 +193,7 @@ def test_failed_tests_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.
         bench._tests()
 
 
-def test_models_on_demand_are_asked_beside_a_loaded_one(
+def test_models_on_demand_are_measured_beside_a_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers of models with other weights are told apart, and the memory is that of each second."""

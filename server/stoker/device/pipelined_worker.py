@@ -140,12 +140,13 @@ class PipelinedWorker(Worker):
             self.flights.note_crash(error)
             self.doorbells.wake()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Wait for the batches in flight first; see `Worker.close`."""
         self.flights.wait_until_landed()
         if self.flights.crash is None:
             self._do_other_work(self.instances[0])
         self.flights.completions.put(None)
-        super()._close()
+        super().close()
 
     def _lead(self, most_s: float | None) -> Any:
         planner = self.planner

@@ -106,7 +106,6 @@ class Worker:
         self._leader = threading.Lock()
         self.doorbells = Doorbells(turn, self._on_wake())
         self.planner = self._make_planner(turn)
-        self._needs_plans = bool(self.planner.reporter or policy.max_delay_ms)
         self._check_again_ns: int | None = None
         self._lone_rows = self._left = 0
         # All threads'.
@@ -172,9 +171,10 @@ class Worker:
         with self._leader:
             self._left += 1
             if self._left == len(self.instances):
-                self._close()
+                self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Leave the turns, and watch no doorbell any more; `serve` does it, and a load that fails after all."""
         self._counter.flush()
         self.doorbells.mark_closed()
         for fd in list(self.doorbells.lanes):
@@ -289,7 +289,9 @@ class Worker:
         """Take the only row that has come past the queue and the planner, where they have nothing to decide."""
         queue, turn, lanes = self.queue, self.planner.turn, self.doorbells.lanes
         lane = lanes.get(fd)
-        if self._needs_plans or queue.rows or queue.shares is not None or (turn is not None and turn.needed):
+        if self.planner.plans_lone_rows or queue.rows or queue.shares is not None:
+            return None
+        if turn is not None and turn.needed:
             return None
         if lane is None or event != select.EPOLLIN or lane.has_urgencies[0]:
             return None

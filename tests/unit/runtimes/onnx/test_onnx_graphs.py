@@ -223,7 +223,7 @@ def test_row_isolation_is_read_from_the_plain_graph(deployment: Deployment) -> N
 def test_second_load_neither_converts_nor_compares(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an earlier load of the same files has found for the same GPU is read from the cache."""
+    """The findings of an earlier load of the same files for the same GPU are read from the cache."""
     deployment = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16", optimize="off"))
     first = choose_graph(deployment, GPU, 1)
     differences = iter([0.001, 0.002])
