@@ -146,6 +146,16 @@ def test_description_has_only_models_that_the_key_opens() -> None:
         assert described(None) == {"model", "other"}
 
 
+@pytest.mark.parametrize("path", ["/score", "/invocations", "/v1/embeddings", "/v1/rerank"])
+def test_error_of_a_path_without_a_model_names_the_path_with_one(path: str) -> None:
+    """Where several models are served, callers of each API learn the path of that API."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
+        answer = ask(running, "POST", path, KEY)
+    assert answer.status == 404
+    assert f"use /api/v1/service/<name>{path}." in answer.body.decode()
+
+
 def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
     """A named key with a scope sees no other customer's models: in lists, statistics, events and the console."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
