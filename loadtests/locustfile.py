@@ -1,4 +1,4 @@
-"""Users that score real digits with the key and check every answer; or that read the pieces of a script that yields.
+"""Users that score real digits with the key and check every answer.
 
     STOKER_PRIMARY_KEY=KEY locust -f loadtests/locustfile.py --headless --host http://127.0.0.1:8080
         --users 32 --run-time 30s --load-shape spike        (all on one line)
@@ -11,18 +11,14 @@ Options beside locust's own, each also an environment variable:
                                                    the class that ONNX Runtime gives offline
     --rows-per-request N     STOKER_LOAD_ROWS      1
     --load-shape SHAPE       STOKER_LOAD_SHAPE     steady, ramp or spike, up to --users within --run-time
-    --pieces FORM            STOKER_LOAD_PIECES    lines or events: read the answers of a script that yields, whose
-                                                   pieces are sent like that; instead of digits its requests are
-    --body FILE              STOKER_LOAD_BODY      the JSON in this file
+    --texts FILE             STOKER_LOAD_TEXTS     texts in place of digits, one a line: each must have the
+                                                   same answer every time
 
 An answer counts as a failure if its status is not 200, if it does not hold one class a row, or if a class differs
 from the offline one. How often the class agrees with the digit's label is told at the end, and is no failure: a
 model may be wrong. The stages that the server reports in `Server-Timing` are recorded as requests of the type
 "stage" and in microseconds, since locust rounds to whole milliseconds; its percentiles then cover them too. (Its
 "Aggregated" line mixes both; read the POST line.)
-
-With --pieces the time of a POST is that until its last piece. That until its first one is recorded as the type
-"piece", in microseconds too. An answer fails if it is an error, has one behind its pieces, or has none.
 """
 
 from __future__ import annotations
@@ -31,28 +27,18 @@ import logging
 import random
 import re
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from locust import FastHttpUser, LoadTestShape, User, constant, events, task
+from locust import FastHttpUser, LoadTestShape, constant, events, task
 
 from stoker.errors import OperatorError
-from stoker_bench.users import (
-    PIECE_FORMS,
-    SHAPES,
-    classes_in_answer,
-    read_digits,
-    read_pieces,
-    stage_times_ms,
-    users_at,
-)
-from stoker_client import Client
+from stoker_bench.users import SHAPES, TextExam, classes_in_answer, read_digits, stage_times_ms, users_at
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser
 
     from locust.env import Environment
     from numpy.typing import NDArray
@@ -60,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stoker.load")
 
 DECIMALS = 4
-US_A_MS, US_A_S, MS_A_S = 1e3, 1e6, 1e3
+US_A_MS = 1e3
 HTTP_OK = 200
 MAX_DIGITS = 2000
 DEFAULT_RUN_TIME_S = 60
@@ -116,8 +102,7 @@ def _add_options(parser: ArgumentParser) -> None:
         ("--served-model", "STOKER_LOAD_MODEL", {"default": ""}),
         ("--rows-per-request", "STOKER_LOAD_ROWS", {"default": 1, "type": int}),
         ("--load-shape", "STOKER_LOAD_SHAPE", {"default": "steady", "choices": SHAPES}),
-        ("--pieces", "STOKER_LOAD_PIECES", {"default": "", "choices": ("", *PIECE_FORMS)}),
-        ("--body", "STOKER_LOAD_BODY", {"default": ""}),
+        ("--texts", "STOKER_LOAD_TEXTS", {"default": ""}),
     ]
     for name, variable, settings in options:
         parser.add_argument(name, env_var=variable, help="see the top of locustfile.py", **settings)
@@ -125,57 +110,44 @@ def _add_options(parser: ArgumentParser) -> None:
 
 @events.init.add_listener
 def _prepare(environment: Environment, **_: object) -> None:
-    """Make the bodies before the test's time begins to run, and choose the users who send them."""
+    """Make the bodies before the test's time begins to run."""
     options = environment.parsed_options
     try:
-        if options.pieces:
-            environment.piece_body = _read_body(options.body)
+        exam: Exam | TextExam
+        if options.texts:
+            exam = TextExam(Path(options.texts))
         else:
-            environment.exam = _exam(options)
+            exam = Exam(
+                Path(options.mnist_dir) if options.mnist_dir else None,
+                Path(options.served_model) if options.served_model else None,
+                options.rows_per_request,
+            )
     except OperatorError as error:
         logger.error("%s", error)  # noqa: TRY400 - the operator needs no traceback
         sys.exit(error.exit_code)
-    environment.user_classes[:] = [PieceUser if options.pieces else DigitUser]
-
-
-def _exam(options: Namespace) -> Exam:
-    exam = Exam(
-        Path(options.mnist_dir) if options.mnist_dir else None,
-        Path(options.served_model) if options.served_model else None,
-        options.rows_per_request,
-    )
     logger.info("%d bodies of %s", len(exam.bodies), exam.source)
-    return exam
-
-
-def _read_body(file: str) -> Any:
-    if not file:
-        raise OperatorError("--pieces goes with --body FILE, the JSON that the script gets")
-    try:
-        return orjson.loads(Path(file).read_bytes())
-    except (OSError, ValueError) as error:
-        raise OperatorError(f"{file} is no JSON that could be sent: {error}") from error
+    environment.exam = exam
 
 
 @events.quitting.add_listener
 def _tell(environment: Environment, **_: object) -> None:
-    for failure in environment.stats.errors.values():
-        print(f"{failure.occurrences:,} requests failed: {failure.error}")
-    exam: Exam | None = getattr(environment, "exam", None)
-    if exam and exam.answered_rows:
+    if not environment.stats.num_requests:
+        environment.process_exit_code = 1
+    exam: Exam | TextExam | None = getattr(environment, "exam", None)
+    if isinstance(exam, Exam) and exam.answered_rows:
         share = exam.agreed_rows / exam.answered_rows
         print(f"Labels agreed for {share:.1%} of {exam.answered_rows:,} rows ({exam.source}).")
 
 
 class DigitUser(FastHttpUser):
-    """Asks for a random digit's class, checks the answer, and asks for the next at once."""
+    """Asks for a random digit's class, or sends a text, checks the answer, and asks for the next at once."""
 
     wait_time = constant(0)
 
     def on_start(self) -> None:
         """Take the bodies that the test's start prepared."""
         options = self.environment.parsed_options
-        self.exam: Exam = self.environment.exam
+        self.exam: Exam | TextExam = self.environment.exam
         self.path = options.score_path
         self.headers = {"Content-Type": "application/json"}
         if options.stoker_key:
@@ -202,42 +174,6 @@ class DigitUser(FastHttpUser):
                     exception=None,
                     context={},
                 )
-
-
-class PieceUser(User):
-    """Has a script that yields answer, reads the pieces as `stoker score --stream` does, and asks again at once."""
-
-    wait_time = constant(0)
-
-    def on_start(self) -> None:
-        """Take the body that the test's start read; what fails is counted, and not tried again."""
-        options = self.environment.parsed_options
-        self.body = self.environment.piece_body
-        self.path, self.events = options.score_path, options.pieces == "events"
-        self.stoker = Client(f"{self.host}{self.path}", options.stoker_key or None, retries=0)
-
-    def on_stop(self) -> None:
-        """Close the connections."""
-        self.stoker.close()
-
-    @task
-    def stream(self) -> None:
-        """Read one answer."""
-        with self.stoker.stream(self.body, events=self.events) as pieces:
-            seen = read_pieces(pieces, time.perf_counter)
-        self._record("POST", self.path, seen.end_s * MS_A_S, seen.complaint)
-        if seen.first_s is not None:
-            self._record("piece", "first piece µs", seen.first_s * US_A_S)
-
-    def _record(self, kind: str, name: str, response_time: float, complaint: str | None = None) -> None:
-        self.environment.events.request.fire(
-            request_type=kind,
-            name=name,
-            response_time=response_time,
-            response_length=0,
-            exception=RuntimeError(complaint) if complaint else None,
-            context={},
-        )
 
 
 class ChosenShape(LoadTestShape):

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
+from tests.simulated_device import Curve
 
 from stoker.device.batch_decisions import BatchDecision, BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
@@ -14,7 +15,7 @@ from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
 from stoker.gateway.rows.admission import retry_after_ms
 from stoker.simulation.scheduler import AdmissionControl
-from stoker.simulation.workload import Curve, Jitter
+from stoker.simulation.workload import Jitter
 
 __all__ = ["ClosedLoop", "LoopCounts"]
 

@@ -32,6 +32,7 @@ from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
+from stoker.device.text_worker import TextWorker
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.pipelines.service import PipelineService
@@ -47,7 +48,7 @@ from stoker.gateway.served_models import ServedModel
 from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
-from stoker.runtimes.base import OutOfMemory, Outputs
+from stoker.runtimes.base import OutOfMemory, Outputs, TokenRuntime
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.pipelines import Pipeline
 from stoker.tensors import Signature, TensorSpec
@@ -296,6 +297,8 @@ class Joined:
         kind: Callable[..., Worker] = SequenceWorker if self.runtime.signature.sequences else Worker
         if is_pipelined(self.runtime):
             kind = PipelinedWorker
+        if isinstance(self.runtime, TokenRuntime):
+            kind = TextWorker
         self.worker = kind(
             self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn,
             run_began=run_began,
@@ -338,6 +341,12 @@ class Joined:
             deadline_ns = FAR_NS if timeout_ms is None else self.clock() + round(timeout_ms * 1e6)
             ticket = PuppetTicket(deadline_ns)
         self.exchanges[frontend].submit(ticket, rows_of(*first))
+        return ticket
+
+    def submit_rows(self, rows: np.ndarray) -> PuppetTicket:
+        """Submit rows of the only input."""
+        ticket = PuppetTicket()
+        self.exchange.submit(ticket, [rows])
         return ticket
 
     def turn_frontends(self) -> None:

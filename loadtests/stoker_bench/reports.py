@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker_bench.contestants.contest import Case, Slice, disturbance, ratio, standing
 
@@ -39,16 +39,6 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(headings), line(["-" * width for width in widths]), *map(line, rows)])
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the same table in Markdown."""
-
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    rule = line(["---", *["---:"] * (len(headings) - 1)])
-    return "\n".join([line(headings), rule, *map(line, rows)])
-
-
 PACKAGES = ("stoker", "uvicorn", "uvloop", "httptools", "starlette", "orjson", "pysimdjson", "numpy")
 RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
@@ -67,17 +57,6 @@ def describe_machine() -> dict[str, str | int]:
         except metadata.PackageNotFoundError:
             continue
     return facts
-
-
-def describe_run(generator: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """Return what each JSON report begins with: when and where it was measured, and how the load was made."""
-    return {
-        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "generator": generator,
-        "seconds": seconds,
-        "rounds": rounds,
-    }
 
 
 def _processor() -> str:
@@ -124,6 +103,7 @@ class CaseResult:
         slices: Slices by contestant; ratios are those of the first to the others.
         pss_bytes: Memory of each server's process tree after the case.
         subject: The loaded model, in reports with several.
+        yardstick: The contestant that all others are compared with; empty to compare the first with each other one.
     """
 
     case: Case
@@ -131,6 +111,7 @@ class CaseResult:
     slices: dict[str, list[Slice]]
     pss_bytes: dict[str, int]
     subject: str = ""
+    yardstick: str = ""
 
     @property
     def title(self) -> str:
@@ -147,11 +128,24 @@ class CaseResult:
         """Every contestant but the first."""
         return list(self.slices)[1:]
 
-    def ratio(self, get: Callable[[Slice], float | None], baseline: str) -> float | None:
-        """Return the median ratio of the first's figure to a baseline's; None where that did not run."""
+    def ratio(
+        self, get: Callable[[Slice], float | None], baseline: str, contestant: str = ""
+    ) -> float | None:
+        """Return the median ratio of a contestant's figure, by default the first's, to a baseline's."""
         if baseline not in self.slices:
             return None
-        return ratio(get, self.slices[self.first], self.slices[baseline])
+        return ratio(get, self.slices[contestant or self.first], self.slices[baseline])
+
+    def ratios(self) -> dict[str, dict[str, float | None]]:
+        """Return the ratios of all figures: of the first to each baseline, or of each to the yardstick."""
+        if self.yardstick:
+            pairs = {name: (self.yardstick, name) for name in self.slices if name != self.yardstick}
+        else:
+            pairs = {name: (name, self.first) for name in self.baselines}
+        return {
+            name: {key: self.ratio(get, *pair) for key, get in _COMPARED.items()}
+            for name, pair in pairs.items()
+        }
 
     def __str__(self) -> str:
         sizes = " or ".join(f"{size:,}" for size in self.body_bytes)
@@ -184,15 +178,12 @@ class CaseResult:
         return aligned(headings, rows)
 
     def _ratios(self) -> str:
-        headings = [f"{self.first} over", "rows/s", "CPU/request", "p50", "p99"]
-        rows = [
-            [name, *(figure(self.ratio(get, name)) for get in (rows_per_s, cpu_us, p50_ms, _p99_ms))]
-            for name in self.baselines
-        ]
-        return aligned(headings, rows)
+        compared = f"over {self.yardstick}" if self.yardstick else f"{self.first} over"
+        rows = [[name, *map(figure, ratios.values())] for name, ratios in self.ratios().items()]
+        return aligned([compared, "rows/s", "CPU/request", "p50", "p99"], rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the medians and all slices by contestant, and the first's ratios by baseline."""
+        """Return the medians and all slices by contestant, and the ratios."""
         contestants = {
             name: {
                 "median": asdict(standing(slices)),
@@ -201,44 +192,38 @@ class CaseResult:
             }
             for name, slices in self.slices.items()
         }
-        ratios = {
-            name: {
-                "rows_per_s": self.ratio(rows_per_s, name),
-                "cpu_per_request": self.ratio(cpu_us, name),
-                "p50": self.ratio(p50_ms, name),
-                "p99": self.ratio(_p99_ms, name),
-            }
-            for name in self.baselines
-        }
         case = {"subject": self.subject, **asdict(self.case), "body_bytes": self.body_bytes}
-        return {"case": case, "contestants": contestants, "first": self.first, "first_over": ratios}
+        return {"case": case, "contestants": contestants, "first": self.first, "first_over": self.ratios()}
+
+
+def no_bounds(_result: CaseResult) -> Iterable[Bound]:
+    """Return no bounds, for benches without any."""
+    return ()
 
 
 @dataclass
 class Report:
-    """The results of a bench; subclasses add their own.
+    """The results of a bench.
 
     Attributes:
         rounds: Slices of each contestant per case.
+        bounds_of: Returns the bounds that a case has the figures of.
+        further_bounds: Bounds of the whole run.
+        notes: Further paragraphs.
     """
 
     generator: str
     seconds: int
     rounds: int
     subject: str
+    bounds_of: Callable[[CaseResult], Iterable[Bound]] = no_bounds
     cases: list[CaseResult] = field(default_factory=list)
+    further_bounds: list[Bound] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def bounds(self) -> list[Bound]:
         """Return the bounds whose figures this run has."""
-        return []
-
-    def notes(self) -> list[str]:
-        """Return further paragraphs."""
-        return []
-
-    def further(self) -> dict[str, Any]:
-        """Return further members of the JSON document."""
-        return {}
+        return [*(bound for case in self.cases for bound in self.bounds_of(case)), *self.further_bounds]
 
     def __str__(self) -> str:
         machine = describe_machine()
@@ -251,7 +236,7 @@ class Report:
         every = [taken for case in self.cases for slices in case.slices.values() for taken in slices]
         if disturbed := disturbance(every):
             parts.append(disturbed)
-        parts += self.notes()
+        parts += self.notes
         if bounds := self.bounds():
             parts.append("\n".join(["Bounds", *map(str, bounds)]))
         return "\n\n".join(parts)
@@ -259,10 +244,14 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return everything, slices included, as a JSON document."""
         return {
-            **describe_run(self.generator, self.seconds, self.rounds),
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            "generator": self.generator,
+            "seconds": self.seconds,
+            "rounds": self.rounds,
             "subject": self.subject,
             "cases": [result.as_json() for result in self.cases],
-            **self.further(),
+            "notes": self.notes,
             "bounds": [asdict(bound) for bound in self.bounds()],
         }
 
@@ -282,8 +271,17 @@ def p50_ms(taken: Slice) -> float | None:
     return taken.p50_ms
 
 
-def _p99_ms(taken: Slice) -> float | None:
+def p99_ms(taken: Slice) -> float | None:
+    """99th percentile of the latency."""
     return taken.p99_ms
+
+
+_COMPARED: Final[Mapping[str, Callable[[Slice], float | None]]] = {
+    "rows_per_s": rows_per_s,
+    "cpu_per_request": cpu_us,
+    "p50": p50_ms,
+    "p99": p99_ms,
+}
 
 
 def say(step: str) -> None:

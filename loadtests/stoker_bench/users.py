@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
-from stoker_client import StokerClientError
 
 DRAWN_ROWS: Final = 2_000
+TEXT_TOLERANCE: Final = 1e-4
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,27 @@ def read_digits(mnist_folder: Path | None) -> Digits:
     return Digits(rows, labels.astype(np.int64), "MNIST's test images")
 
 
+class TextExam:
+    """Texts as request bodies; each has to have the same answer every time, whatever runs beside it."""
+
+    def __init__(self, file: Path) -> None:
+        """Read a file with a text a line."""
+        try:
+            texts = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise OperatorError(f"{file} is no text that could be sent: {error}") from error
+        self.source = str(file)
+        self.bodies = [orjson.dumps({"data": [text]}) for text in texts if text]
+        self._first: dict[int, NDArray[np.float64]] = {}
+
+    def complaint(self, number: int, body: bytes) -> str | None:
+        """Check the answer to a body; None if it is right."""
+        answer = np.array(orjson.loads(body), np.float64)
+        first = self._first.setdefault(number, answer)
+        same = answer.shape == first.shape and np.allclose(answer, first, atol=TEXT_TOLERANCE)
+        return None if same else "not the answer that this text had before"
+
+
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
     """Return the class of each row from parsed JSON: the classes themselves, or outputs whose largest is the class.
 
@@ -69,43 +90,6 @@ def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
         return values.astype(np.int64)
     classes: NDArray[np.int64] = values.reshape(rows, -1).argmax(axis=1)
     return classes
-
-
-PieceForm = Literal["lines", "events"]
-"""Lines of JSON, or server-sent events."""
-PIECE_FORMS: tuple[PieceForm, ...] = get_args(PieceForm)
-
-
-@dataclass(frozen=True)
-class PiecesSeen:
-    """The result of reading one answer.
-
-    Attributes:
-        first_s: Seconds from the request to the first piece; None without any.
-        end_s: Seconds to the end, or to the failure.
-        complaint: What was wrong, without ids, so that equal ones can be counted; None if nothing.
-    """
-
-    count: int
-    first_s: float | None
-    end_s: float
-    complaint: str | None
-
-
-def read_pieces(pieces: Iterable[object], clock: Callable[[], float]) -> PiecesSeen:
-    """Read an answer of the client to its end; the request is sent when the first piece is read."""
-    began_s = clock()
-    count, first_s, complaint = 0, None, None
-    try:
-        for _ in pieces:
-            count += 1
-            if first_s is None:
-                first_s = clock() - began_s
-        if not count:
-            complaint = "no pieces"
-    except StokerClientError as error:
-        complaint = type(error).__name__ + (" behind pieces" if count else "")
-    return PiecesSeen(count, first_s, clock() - began_s, complaint)
 
 
 def stage_times_ms(header: str) -> dict[str, float]:

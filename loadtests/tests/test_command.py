@@ -11,7 +11,6 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker_bench.benches import bench as bench_module
 from stoker_bench.benches import protocol_bench, script_bench
-from stoker_bench.benches.bench import BenchReport
 from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.commands import bench
 from stoker_bench.reports import Report
@@ -32,7 +31,7 @@ def run_options(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     def pretend(name: str) -> Callable[[BenchOptions], Report]:
         def run(given: BenchOptions) -> Report:
             options.append((name, given))
-            return BenchReport("puppet", given.seconds, given.rounds, "MLP")
+            return Report("puppet", given.seconds, given.rounds, "MLP")
 
         return run
 

@@ -1,4 +1,4 @@
-"""`make load`: locust's command line, the summary of its figures, and its users before a puppet of a server."""
+"""`make load`: locust's command line, and its users before a puppet of a server."""
 
 import http.server
 import itertools
@@ -13,43 +13,14 @@ from pathlib import Path
 import pytest
 
 from stoker_bench.contestants.servers import free_port
-from stoker_bench.load import LOCUSTFILE, LoadTest, main, run_load_test, summary
-
-
-def load_test(**settings: object) -> LoadTest:
-    """Return a load test with the given settings."""
-    given = {
-        "uri": "http://127.0.0.1:8080/api/v1/service/mnist/score",
-        "key": "secret-key",
-        "users": 8,
-        "seconds": 5,
-        "shape": "spike",
-        "rows": 2,
-        "mnist_folder": None,
-        "model": None,
-        **settings,
-    }
-    return LoadTest(**given)
-
-
-def entry(method: str, name: str, times: dict[int, int], failures: int = 0) -> dict[str, object]:
-    """Return one of the entries that locust writes, with a histogram of milliseconds."""
-    return {
-        "method": method,
-        "name": name,
-        "num_requests": sum(times.values()),
-        "num_failures": failures,
-        "total_response_time": sum(time_ms * count for time_ms, count in times.items()),
-        "max_response_time": max(times),
-        "response_times": {str(time_ms): count for time_ms, count in times.items()},
-        "start_time": 100.0,
-        "last_request_timestamp": 110.0,
-    }
+from stoker_bench.load import LOCUSTFILE, argument_parser, locust_command, main, run_locust
 
 
 def test_locust_gets_all_options_but_the_key() -> None:
     """Host, path, shape and sizes are on the command line; the key is not, others could read it there."""
-    command = load_test(mnist_folder=Path("digits"), model=Path("m.onnx")).command(Path("figures"))
+    options = ["--users", "8", "--seconds", "5", "--shape", "spike", "--rows", "2", "--mnist-dir", "digits"]
+    args = argument_parser().parse_args([*options, "--key", "secret-key"])
+    command = locust_command(args, "http://127.0.0.1:8080/api/v1/service/mnist/score", Path("m.onnx"))
     given = dict(itertools.pairwise(command))
     assert given["--host"] == "http://127.0.0.1:8080"
     assert given["--score-path"] == "/api/v1/service/mnist/score"
@@ -59,63 +30,30 @@ def test_locust_gets_all_options_but_the_key() -> None:
     assert not any("secret-key" in part for part in command)
 
 
+def test_locust_gets_the_file_of_texts_in_place_of_the_model() -> None:
+    """Their classes are not the runtime's."""
+    args = argument_parser().parse_args(["--texts", "t.txt"])
+    command = locust_command(args, "http://127.0.0.1:8080/score", Path("folder"))
+    assert command[-2:] == ["--texts", "t.txt"]
+    assert "--served-model" not in command
+
+
 def test_locustfile_is_where_the_package_expects_it() -> None:
     """The file that locust is given lies in the repository."""
     assert LOCUSTFILE.is_file()
 
 
-def test_summary_puts_requests_before_stages() -> None:
-    """The POST line has rates and percentiles of the histogram; the server's stages follow, indented."""
-    lines = summary(
-        [
-            entry("stage", "queue µs", {1500: 100}),
-            entry("POST", "/score", {2: 90, 4: 8, 50: 2}, failures=3),
-        ]
-    ).splitlines()
-    assert lines[2].split() == ["/score", "100", "3", "10.0", "3.12", "2.00", "50.0", "50.0"]
-    assert lines[3].startswith("  queue ")
-    assert lines[3].split()[-1] == "1.50"
-
-
-def test_summary_of_nothing_says_so() -> None:
-    """A run without any request has no table."""
-    assert summary([]) == "no request was made"
-
-
-def test_first_piece_is_reported_like_a_stage() -> None:
-    """A line of its own below the requests, in milliseconds."""
-    lines = summary([entry("piece", "first piece µs", {7000: 10}), entry("POST", "/score", {90: 10})])
-    assert lines.splitlines()[3].split() == [
-        "first",
-        "piece",
-        "10",
-        "0",
-        "1.00",
-        "7.00",
-        "7.00",
-        "7.00",
-        "7.00",
-    ]
-
-
-BODY = {"prompt": "once"}
-FAILED = {"message": "it failed", "code": "model_failed", "error_id": "00"}
-
-
 class Puppet:
-    """Answers with two pieces, and every other time with an error after them, in the requested form."""
+    """Answers with one class, and every other time with two."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.paths: set[tuple[str | None, str | None, str]] = set()
+        self.keys: set[str | None] = set()
         self.answers = itertools.count(1)
 
-    def answer(self, accept: str | None) -> tuple[str, str]:
-        """Return the next answer's content type and content."""
-        failed = next(self.answers) % 2 == 0
-        if accept == "text/event-stream":
-            return accept, "data: 1\n\ndata: 2\n\n" + f"event: error\ndata: {json.dumps(FAILED)}\n\n" * failed
-        return "application/x-ndjson", "1\n2\n" + json.dumps({"error": FAILED}) * failed
+    def answer(self) -> list[int]:
+        """Return the next answer."""
+        return [7] * (1 + next(self.answers) % 2)
 
 
 @contextmanager
@@ -124,13 +62,12 @@ def puppet() -> Iterator[Puppet]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            running.paths.add((self.headers["Accept"], self.headers["Authorization"], body))
-            kind, content = running.answer(self.headers["Accept"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            running.keys.add(self.headers["Authorization"])
             self.send_response(200)
-            self.send_header("Content-Type", kind)
+            self.send_header("Server-Timing", "queue;dur=1.5")
             self.end_headers()
-            self.wfile.write(content.encode())
+            self.wfile.write(json.dumps(running.answer()).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -145,45 +82,15 @@ def puppet() -> Iterator[Puppet]:
 
 
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")
-@pytest.mark.parametrize(
-    ("pieces", "accept"), [("lines", "application/x-ndjson"), ("events", "text/event-stream")]
-)
-def test_users_read_pieces(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], pieces: str, accept: str
-) -> None:
-    """Answers with an error behind their pieces fail, and the run with them; first pieces have their own line."""
-    body = tmp_path / "body.json"
-    body.write_text(json.dumps(BODY))
+def test_users_check_every_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    """An answer with more classes than rows is a failure, and the run fails with it; stages have their own lines."""
+    args = argument_parser().parse_args(["--users", "2", "--seconds", "1", "--shape", "steady"])
     with puppet() as running:
-        test = load_test(
-            uri=running.uri, users=2, seconds=1, shape="steady", rows=1, pieces=pieces, body=body
-        )
-        assert run_load_test(test) != 0
-    assert running.paths == {(accept, "Bearer secret-key", json.dumps(BODY, separators=(",", ":")))}
-    printed = capfd.readouterr().out
-    (requests,) = [line.split() for line in printed.splitlines() if line.startswith("/score")]
-    (first,) = [line.split() for line in printed.splitlines() if line.startswith("  first piece")]
-    assert int(requests[1].replace(",", "")) >= int(requests[2].replace(",", "")) > 0
-    assert first[2] == requests[1]
-    assert "requests failed: ModelFailed behind pieces" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--body", "b.json"], "--body goes with --pieces"),
-        (["--pieces", "lines", "--body", "b.json"], "goes with --uri and --body"),
-        (["--pieces", "lines", "--uri", "http://127.0.0.1:1/score"], "goes with --uri and --body"),
-        (["--pieces", "lines", "--mnist-dir", "m"], "--mnist-dir does not go with --pieces"),
-    ],
-)
-def test_options_that_would_have_no_effect_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    """Options for bodies need the script that the bench serves itself."""
-    monkeypatch.setattr(sys, "argv", ["load", *arguments])
-    assert main() != 0
-    assert message in capsys.readouterr().err
+        assert run_locust(args, running.uri, "secret-key", None) != 0
+    assert running.keys == {"Bearer secret-key"}
+    printed = capfd.readouterr().err
+    assert "no classes: an answer of shape [2] to 1 rows" in printed
+    assert "queue µs" in printed
 
 
 @pytest.mark.parametrize("option", ["--users", "--seconds", "--rows"])

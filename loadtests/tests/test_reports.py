@@ -1,14 +1,13 @@
-"""Reports of the bench and of the comparison."""
+"""Reports of the bench."""
 
 import orjson
 import pytest
 
-from stoker_bench.benches.bench import BenchReport, FrontendWeight, StartUp
-from stoker_bench.compare import Comparison, Entry
+from stoker_bench.benches.bench import _case_bounds
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.offline import NAME_PREFIX
-from stoker_bench.reports import CaseResult, aligned, figure, markdown
+from stoker_bench.reports import Bound, CaseResult, Report, aligned, figure
 
 
 def make_slice(rows_per_s: float, **figures: float) -> Slice:
@@ -25,14 +24,14 @@ def case_result(case: Case, stoker: Slice, **baselines: Slice) -> CaseResult:
     return CaseResult(case, (5410,), slices, pss_bytes={"Stoker": 80_000_000})
 
 
-def bounds(report: BenchReport) -> dict[str, bool]:
+def bounds(report: Report) -> dict[str, bool]:
     """Return whether each bound was met, by the beginning of its text."""
     return {bound.text: bound.met for bound in report.bounds()}
 
 
-def report_of(*cases: CaseResult) -> BenchReport:
+def report_of(*cases: CaseResult) -> Report:
     """Return a report of cases."""
-    return BenchReport("wrk 4.1.0", seconds=3, rounds=1, subject="MLP", cases=list(cases))
+    return Report("wrk 4.1.0", 3, 1, "MLP", _case_bounds, list(cases))
 
 
 def test_bounds_hold_at_their_limits() -> None:
@@ -79,13 +78,12 @@ def test_failed_requests_are_noted_below_the_table() -> None:
     assert f"{BARE}: " not in text
 
 
-def test_start_up_and_frontends_have_bounds() -> None:
-    """Start-up counts beyond the import, and a frontend that maps a framework is found out."""
+def test_bounds_of_the_whole_run_follow_those_of_its_cases() -> None:
+    """Such as the weight of a frontend."""
     report = report_of()
-    report.start_up = StartUp(ready_s=1.9, import_s=0.5, weight=FrontendWeight(1, 52_000_000, 34_000_000, ()))
-    report.weight_after_load = FrontendWeight(1, 81_000_000, 60_000_000, ("onnxruntime",))
-    assert list(bounds(report).values()) == [True, False, False]
-    assert "1.40 s beyond it" in str(report)
+    report.further_bounds += [Bound("resident MB < 80", 81, met=False)]
+    assert bounds(report) == {"resident MB < 80": False}
+    assert "NOT MET  resident MB < 80: 81.0" in str(report)
 
 
 def test_json_holds_slices_and_ratios() -> None:
@@ -109,40 +107,16 @@ def test_cases_name_their_subject_sizes_and_first_contestant() -> None:
     assert "8.00" in text
 
 
-def entry(name: str, rates: list[float], yardsticks: list[float], errors: int = 0) -> Entry:
-    """Return a contestant of a comparison at 64 connections."""
-    return Entry(
-        name,
-        "1.0",
-        "as it comes",
-        launch=lambda: pytest.fail("nothing is started here"),
-        slices={64: [make_slice(rate, errors=errors) for rate in rates]},
-        yardsticks={64: [make_slice(rate) for rate in yardsticks]},
-        start_s=[0.5],
-        pss_bytes=[100_000_000],
-    )
-
-
-def test_comparison_ranks_by_the_ratio_within_the_pairs() -> None:
-    """The faster of two is the one with the better ratio, though a slow clock gave it the lower rate."""
-    slow_clock, fast_clock = entry("a", [500, 510], [100, 102]), entry("b", [900, 880], [300, 220])
-    yardstick = entry(HANDWRITTEN, [100, 300], [100, 300])
-    found = Comparison("wrk", 3, 2, [fast_clock, slow_clock], yardstick)
-    rows = found.table(64).splitlines()[2:]
-    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
-        "a 1.0",
-        "b 1.0",
-        f"{HANDWRITTEN} 1.0",
-    ]
-    assert [row.split(" | ")[2] for row in rows] == ["5.00", "3.50", "1.00"]
-
-
-def test_comparison_tells_failed_requests_and_writes_json() -> None:
-    """A peer that failed requests is named below its table; the JSON has its ratio and slices."""
-    found = Comparison("wrk", 3, 1, [entry("a", [500], [100], errors=3)], entry(HANDWRITTEN, [100], [100]))
-    assert "a failed 3 requests here" in str(found)
-    document = orjson.loads(orjson.dumps(found.as_json()))
-    assert document["servers"][0]["connections"]["64"]["times_handwritten"] == 5.0
+def test_all_contestants_are_compared_with_a_yardstick() -> None:
+    """The ratios are taken within each round: a slow clock moves both."""
+    slices = {"a": [500, 510], "b": [900, 880], HANDWRITTEN: [100, 300]}
+    taken = {name: [make_slice(rate) for rate in rates] for name, rates in slices.items()}
+    result = CaseResult(Case(64), (5410,), taken, {}, yardstick=HANDWRITTEN)
+    assert {name: ratios["rows_per_s"] for name, ratios in result.ratios().items()} == {
+        "a": pytest.approx((5 + 1.7) / 2),
+        "b": pytest.approx((9 + 880 / 300) / 2),
+    }
+    assert f"over {HANDWRITTEN}" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +136,4 @@ def test_aligned_columns() -> None:
         "------------  ----------",
         "bare              42,310",
         "hand-written       8,800",
-    ]
-
-
-def test_markdown_table() -> None:
-    """The rule aligns all columns but the first to the right."""
-    assert markdown(["server", "×"], [["Stoker", "4.9"]]).splitlines() == [
-        "| server | × |",
-        "| --- | ---: |",
-        "| Stoker | 4.9 |",
     ]

@@ -1,7 +1,6 @@
-"""The users of load tests: shapes, stages, digits and pieces."""
+"""The users of load tests: shapes, stages and digits."""
 
-import itertools
-from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +9,13 @@ from stoker.errors import OperatorError
 from stoker_bench import users
 from stoker_bench.users import (
     SHAPES,
-    PiecesSeen,
     Shape,
+    TextExam,
     classes_in_answer,
     read_digits,
-    read_pieces,
     stage_times_ms,
     users_at,
 )
-from stoker_client import ModelFailed
 
 
 def test_ramp_rises_in_equal_steps_to_the_peak() -> None:
@@ -97,36 +94,16 @@ def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> Non
         read_digits(None)
 
 
-FAILED = ModelFailed("it failed (error id 12ab)", status=500, code="model_failed")
-
-
-def read_with_clock(*pieces: object) -> PiecesSeen:
-    """Read an answer by a clock that advances by a second at each reading."""
-
-    def answer() -> Iterator[object]:
-        for piece in pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-    return read_pieces(answer(), itertools.count(5).__next__)
-
-
-def test_the_first_piece_and_the_end_are_timed() -> None:
-    """Times count from the request, which is sent when the first piece is read; a piece may be any bytes."""
-    assert read_with_clock(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
-
-
-def test_error_behind_pieces_fails_the_request() -> None:
-    """The first piece was there all the same; ids are left out, or each failure would be one of its own kind."""
-    assert read_with_clock(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
-
-
-def test_an_error_in_the_place_of_pieces_has_no_first_one() -> None:
-    """It has its class instead."""
-    assert read_with_clock(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
-
-
-def test_an_answer_without_pieces_is_not_right() -> None:
-    """A script that yields nothing is measured by nobody."""
-    assert read_with_clock() == PiecesSeen(0, None, 1, "no pieces")
+def test_texts_must_have_the_same_answer_every_time(tmp_path: Path) -> None:
+    """Rounding may differ by what else is in a batch; a file that is none is the operator's error."""
+    file = tmp_path / "texts.txt"
+    file.write_text("how far\n\nis it\n")
+    exam = TextExam(file)
+    assert exam.bodies == [b'{"data":["how far"]}', b'{"data":["is it"]}']
+    assert exam.complaint(0, b"[[1, 2]]") is None
+    assert exam.complaint(0, b"[[1.00001, 2]]") is None
+    assert exam.complaint(1, b"[[3, 4]]") is None
+    assert exam.complaint(0, b"[[3, 4]]") == "not the answer that this text had before"
+    assert exam.complaint(0, b"[[1, 2, 3]]") is not None
+    with pytest.raises(OperatorError, match="is no text that could be sent"):
+        TextExam(tmp_path / "missing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from stoker_training.spec import TrainingSpec
 
 _INPUT = "mnist"
-_PROGRESS_VARIABLE = "STOKER_PROGRESS"
 _SCRIPT = '"""The script of `stoker train mnist`."""\n\nfrom stoker_training.script import main\n\nmain()\n'
 _NEEDED = ("tensorflow", "tf2onnx", "onnx", "matplotlib", "onnxruntime")
 
@@ -66,7 +64,6 @@ def submit_training(
         nodes=nodes,
         communicator="tensorflow" if nodes > 1 else "none",
         inputs={} if spec.data is None else {_INPUT: str(spec.data.resolve())},
-        variables={_PROGRESS_VARIABLE: "1"} if sys.stderr.isatty() else {},
     )
     with tempfile.TemporaryDirectory(prefix="stoker-train-") as folder:
         # The code that trains goes along: two runs tell whether it has changed.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
 
 from stoker_training.frameworks import keras, tf
 
@@ -25,28 +23,9 @@ if TYPE_CHECKING:
 PIXELS = 784
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a network is trained where the spec leaves it open.
-
-    Attributes:
-        learning_rate: Adam's, at the start; it falls to 0 along a half cosine.
-    """
-
-    epochs: int
-    learning_rate: float
-
-
-_PLANS: dict[Network, Plan] = {
-    "softmax": Plan(epochs=20, learning_rate=2e-3),
-    "mlp": Plan(epochs=14, learning_rate=2e-3),
-    "cnn": Plan(epochs=12, learning_rate=2e-3),
-}
-
-
-def plan(network: Network) -> Plan:
-    """Return how `network` is trained by default."""
-    return _PLANS[network]
+_EPOCHS: dict[Network, int] = {"softmax": 20, "mlp": 14, "cnn": 12}
+_LEARNING_RATE = 2e-3
+"""Adam's, at the start; it falls to 0 along a half cosine."""
 
 
 def build(network: Network) -> keras.Model:
@@ -88,9 +67,6 @@ def _dense(name: str, units: int) -> keras.Layer:
     """A layer with weights has a name of its own: Keras's counters would number the models of one process."""
     return keras.layers.Dense(units, activation=None if name == "output" else "relu", name=name)
 
-
-PROGRESS_VARIABLE = "STOKER_PROGRESS"
-"""The variable that asks for a progress bar where standard error is no terminal."""
 
 _MOST_ROWS_PER_DEVICE = 256
 _LEAST_STEPS_PER_EPOCH = 50
@@ -150,25 +126,25 @@ def fit(
     batch_rows = rows_per_device * devices
     if devices > 1:
         say(f"Training on {devices} devices at once: {rows_per_device} rows each, {batch_rows} in one step.")
-    epochs = spec.epochs or plan(spec.network).epochs
+    epochs = spec.epochs or _EPOCHS[spec.network]
     steps = math.ceil(len(training) / batch_rows)
     with strategy.scope():
         model = build(spec.network)
         optimizer = keras.optimizers.Adam(
-            keras.optimizers.schedules.CosineDecay(plan(spec.network).learning_rate, epochs * steps)
+            keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, epochs * steps)
         )
         if workers is not None:
             optimizer.build(model.trainable_variables)
     started = time.perf_counter()
     rows = _Rows(digits, training, validation, batch_rows)
-    with _Progress(epochs, steps, say, log) as progress:
-        if workers is None:
-            with strategy.scope():
-                _compile(model, optimizer)
-            history = _fit_alone(model, rows, epochs, progress)
-            model = _on_default_device(spec.network, model)
-        else:
-            model, history = _fit_with_others(spec, workers, model, optimizer, rows, epochs, progress)
+    report = _EpochReport(epochs, say, log)
+    if workers is None:
+        with strategy.scope():
+            _compile(model, optimizer)
+        history = _fit_alone(model, rows, epochs, report)
+        model = _on_default_device(spec.network, model)
+    else:
+        model, history = _fit_with_others(spec, workers, model, optimizer, rows, epochs, report)
     return Fit(
         model=model,
         history=history,
@@ -201,7 +177,7 @@ def _compile(model: keras.Model, optimizer: keras.Optimizer | None = None) -> No
     )
 
 
-def _fit_alone(model: keras.Model, rows: _Rows, epochs: int, progress: _Progress) -> dict[str, list[float]]:
+def _fit_alone(model: keras.Model, rows: _Rows, epochs: int, report: _EpochReport) -> dict[str, list[float]]:
     stopping = keras.callbacks.EarlyStopping(
         monitor="val_loss", patience=_PATIENCE_EPOCHS, restore_best_weights=True
     )
@@ -212,7 +188,7 @@ def _fit_alone(model: keras.Model, rows: _Rows, epochs: int, progress: _Progress
         validation_batch_size=_VALIDATION_BATCH_ROWS,
         epochs=epochs,
         verbose=0,
-        callbacks=[progress, stopping],
+        callbacks=[report, stopping],
     )
     return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
@@ -224,7 +200,7 @@ def _fit_with_others(
     optimizer: keras.Optimizer,
     rows: _Rows,
     epochs: int,
-    progress: _Progress,
+    report: _EpochReport,
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     """Train with the other workers; return a plain model with the best weights, the same on all, and the history."""
     from stoker_training.workers import fit_together
@@ -240,7 +216,6 @@ def _fit_with_others(
         rows.training,
         batch_rows=rows.batch_rows,
         seed=spec.seed,
-        after_step=progress.on_train_batch_end,
     )
     for epoch, values in zip(range(epochs), trained, strict=False):
         plain.set_weights(model.get_weights())
@@ -249,7 +224,7 @@ def _fit_with_others(
         values["val_loss"], values["val_accuracy"] = (float(np.mean(workers.gather(one))) for one in found)
         for name, value in values.items():
             history[name].append(value)
-        progress.on_epoch_end(epoch, values)
+        report.on_epoch_end(epoch, values)
         age = epoch - int(np.argmin(history["val_loss"]))
         if age == 0:
             best = plain.get_weights()
@@ -266,38 +241,22 @@ def _on_default_device(network: Network, model: keras.Model) -> keras.Model:
     return plain
 
 
-class _Progress(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """A progress bar over all steps where standard error is a terminal, and one line an epoch."""
+class _EpochReport(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Says one line an epoch, and logs its metrics."""
 
     def __init__(
-        self, epochs: int, steps: int, say: Callable[[str], None], log: Callable[[str, float, int], None]
+        self, epochs: int, say: Callable[[str], None], log: Callable[[str, float, int], None]
     ) -> None:
         super().__init__()
         self._epochs = epochs
         self._say = say
         self._log = log
-        # In a run standard error is a file, which somebody may follow on a terminal.
-        shown = {"disable": False, "ncols": 80} if os.environ.get(PROGRESS_VARIABLE) else {"disable": None}
-        self._bar = tqdm(
-            total=epochs * steps, desc="training", unit="step", mininterval=0.5, leave=False, **shown
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def on_train_batch_end(self, *_: object, **__: object) -> None:
-        self._bar.update()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         assert logs is not None
-        line = (
+        for name, value in logs.items():
+            self._log(name, float(value), epoch + 1)
+        self._say(
             f"epoch {epoch + 1:2d}/{self._epochs}: loss {logs['loss']:.4f}, accuracy {logs['accuracy']:.4f}; "
             f"validation: loss {logs['val_loss']:.4f}, accuracy {logs['val_accuracy']:.4f}"
         )
-        for name, value in logs.items():
-            self._log(name, float(value), epoch + 1)
-        with tqdm.external_write_mode():
-            self._say(line)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
-import pynvml
-
+from stoker.gpu.facts import Visible, visible_devices
+from stoker.gpu.nvml import gpus
 from stoker.system.native_chatter import without_native_chatter
 
 __all__ = ["Gpu", "describe_devices", "found_gpus", "keras", "strategy", "tf"]
@@ -70,57 +71,35 @@ def found_gpus() -> list[Gpu]:
     """Return TensorFlow's GPUs in its own order."""
     devices = tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(device) for device in devices]
-    return [_gpu(number, detail) for number, detail in enumerate(details)]
+    try:
+        seen = visible_devices(gpus(), os.environ) if devices else []
+    except OSError:
+        seen = []
+    return [_gpu(*both) for both in zip_longest(details, seen[: len(details)])]
 
 
-def describe_devices(gpus: list[Gpu]) -> list[str]:
+def describe_devices(found: list[Gpu]) -> list[str]:
     """Return one sentence a device, for the operator."""
-    if not gpus:
+    if not found:
         return [f"Devices: CPU only ({os.cpu_count()} cores)."]
-    return [f"Device GPU:{number}: {gpu}." for number, gpu in enumerate(gpus)]
+    return [f"Device GPU:{number}: {gpu}." for number, gpu in enumerate(found)]
 
 
-def strategy(gpus: list[Gpu]) -> tf.distribute.Strategy:
+def strategy(found: list[Gpu]) -> tf.distribute.Strategy:
     """Return how to spread the training: a copy of the model on each of several GPUs, else one device."""
-    return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy() if len(found) > 1 else tf.distribute.get_strategy()
 
 
-def _gpu(number: int, detail: dict[str, Any]) -> Gpu:
-    capability = detail.get("compute_capability")
-    gpu = Gpu(
-        name=str(detail.get("device_name", "GPU")),
-        compute_capability=None if capability is None else ".".join(map(str, capability)),
+def _gpu(detail: dict[str, Any], seen: Visible | None) -> Gpu:
+    """A GPU of TensorFlow, with what NVML knows of it, unless that is another one."""
+    capability, name = detail.get("compute_capability"), str(detail.get("device_name", "GPU"))
+    found = Gpu(name, None if capability is None else ".".join(map(str, capability)))
+    device = None if seen is None else seen.part or seen.gpu
+    if seen is None or device is None or device.name != name:
+        return found
+    return replace(
+        found,
+        pci_bus=seen.gpu.pci_bus,
+        total_bytes=device.memory_total_bytes,
+        free_bytes=device.memory_free_bytes,
     )
-    return _with_nvml(gpu, number)
-
-
-def _with_nvml(gpu: Gpu, number: int) -> Gpu:
-    """Add what NVML knows; `gpu` as it is where NVML is absent or speaks of another device."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return gpu
-    try:
-        handle = _nvml_handle(number)
-        if pynvml.nvmlDeviceGetName(handle) != gpu.name:
-            return gpu
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return replace(
-            gpu,
-            pci_bus=pynvml.nvmlDeviceGetPciInfo(handle).busId,
-            total_bytes=memory.total,
-            free_bytes=memory.free,
-        )
-    except (pynvml.NVMLError, IndexError):
-        return gpu
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _nvml_handle(number: int) -> pynvml.c_nvmlDevice_t:
-    """NVML sees every GPU of the machine, TensorFlow those that CUDA_VISIBLE_DEVICES names, renumbered."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    name = str(number) if visible is None else visible.split(",")[number].strip()
-    if name.isdecimal():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    return pynvml.nvmlDeviceGetHandleByUUID(name)

@@ -16,7 +16,7 @@ from stoker.errors import OperatorError
 from stoker_training.frameworks import keras, tf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,7 +88,6 @@ def fit_together(
     *,
     batch_rows: int,
     seed: int,
-    after_step: Callable[[], None],
 ) -> Iterator[dict[str, float]]:
     """Train epoch after epoch, and yield the loss and accuracy of each.
 
@@ -131,5 +130,4 @@ def fit_together(
                 tf.constant(1 / len(batch), tf.float32),
             )
             loss_sum, right_sum = loss_sum + float(loss) * len(batch), right_sum + float(right)
-            after_step()
         yield {"loss": loss_sum / len(training), "accuracy": right_sum / len(training)}

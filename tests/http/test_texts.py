@@ -155,6 +155,21 @@ def test_many_texts_and_long_bodies(served: Served) -> None:
     assert close(answer.result().json(), np.tile(expected, (len(many) // 28 + 1, 1))[: len(many)])
 
 
+def test_long_bodies_of_embeddings(served: Served) -> None:
+    """They are read beside the event loop, as those of the scoring endpoint are."""
+    many = [f"{text} {number % 7}" for number in range(6000) for text in TEXTS]
+    with ThreadPoolExecutor(2) as threads:
+        answers = threads.submit(
+            served.post, "/api/v1/service/m/v1/embeddings", {"input": many, "dimensions": 4}
+        )
+        for _ in range(20):
+            assert served.score(["stones"]).status == 200
+    answer, (first,) = answers.result(), served.own_answers(many[0])
+    assert [one["index"] for one in answer["data"]] == [*range(len(many))]
+    assert close(answer["data"][0]["embedding"], first[:4] / np.linalg.norm(first[:4]))
+    assert answer["usage"]["total_tokens"] > len(many)
+
+
 def test_answers_are_kept_by_tokens(served: Served) -> None:
     """Texts of the same tokens share an answer."""
     first = served.score(["How FAR is it"], "kept")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+from stoker_bench.networks.tables import write_table
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.patience import PROGRAM_S
@@ -25,6 +27,7 @@ from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import (
     SUPERVISOR_END,
     DeviceChosen,
+    Failed,
     FromDevice,
     Loaded,
     LoadModel,
@@ -47,6 +50,7 @@ Reply = TypeVar("Reply", bound=FromDevice)
 # `make soak` asks for more of both.
 MODELS: Final = int(os.environ.get("STOKER_TEST_MODELS", "2"))
 CYCLES: Final = int(os.environ.get("STOKER_TEST_CYCLES", "30"))
+TABLE_BYTES: Final = 24 << 20
 
 
 @pytest.fixture
@@ -132,13 +136,13 @@ class Device:
         self._channel.close()
         self.process.wait(PROGRAM_S)
 
-    def ask(self, message: ToDevice, kind: type[Reply]) -> Reply:
+    def ask(self, message: ToDevice, kind: type[Reply] | tuple[type[Reply], ...]) -> Reply:
         """Send it a message; returns its answer."""
         self._channel.send(message)
         return self.hear(kind)
 
-    def hear(self, kind: type[Reply]) -> Reply:
-        """Wait for its next message, which is of this kind."""
+    def hear(self, kind: type[Reply] | tuple[type[Reply], ...]) -> Reply:
+        """Wait for its next message, which is of one of these kinds."""
         received = None
         while received is None:
             try:
@@ -221,3 +225,39 @@ def test_worn_process_is_recycled_without_losses(serve: Serve, repository: Path,
         outcomes = first.stop() + second.stop()
     assert [outcome for outcome in outcomes if not outcome.right] == []
     assert f"a device process with {MODELS + 2} models is recycled: it has" in server.output()
+
+
+def test_load_without_memory_leaves_no_memory_behind(device: Device, tmp_path: Path) -> None:
+    """Wherever it fails, what it took is free for the next one, which has to fit into a budget."""
+    path = write_table(tmp_path / "table.onnx", TABLE_BYTES, 0)
+    table = Deployment("table", 1, "onnx", path, tmp_path, max_batch_rows=8, max_body_bytes=1000)
+    pid = device.process.pid
+
+    def load(number: int) -> Loaded | Failed:
+        answer = device.ask(LoadModel(dataclasses.replace(table, number=number, slot=1)), (Loaded, Failed))
+        if isinstance(answer, Loaded):
+            device.ask(UnloadModel(number), Unloaded)
+        return answer
+
+    load(1)
+    before_bytes, left_bytes = private_memory(pid), []
+    for number in range(2, 2 + 2 * CYCLES, 2):
+        with limited_memory(pid, number % 20 * (TABLE_BYTES // 8)):
+            answer = load(number)
+        if isinstance(answer, Failed):
+            # Then malloc gives back the memory that it keeps.
+            assert isinstance(load(number + 1), Loaded)
+            left_bytes.append(private_memory(pid) - before_bytes)
+    assert len(left_bytes) > CYCLES / 4
+    assert max(left_bytes) < TABLE_BYTES / 2
+
+
+@contextmanager
+def limited_memory(pid: int, more_bytes: int) -> Iterator[None]:
+    """Let a process have no more memory than it has, and so many bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    soft_bytes, hard_bytes = resource.prlimit(pid, resource.RLIMIT_AS)
+    most_bytes = pages * resource.getpagesize() + more_bytes
+    resource.prlimit(pid, resource.RLIMIT_AS, (most_bytes, hard_bytes))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_AS, (soft_bytes, hard_bytes))

@@ -7,16 +7,7 @@ request has many rows, the baseline is pysimdjson and ONNX Runtime alone in one 
 
 from __future__ import annotations
 
-import secrets
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches.lineup import LARGE_REQUEST_CONNECTIONS, WARM_UP_S, BenchOptions, Lineup
@@ -32,7 +23,6 @@ from stoker_bench.contestants.contest import Case, Contestant, check_answers, st
 from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
 from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import RunningServer, stoker_launch
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
 from stoker_bench.reports import (
     MEGA,
@@ -50,14 +40,14 @@ from stoker_bench.reports import (
 CONNECTIONS = (64, 48, 1)
 
 
-def run_bench(options: BenchOptions) -> BenchReport:
+def run_bench(options: BenchOptions) -> Report:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
         OperatorError: An option does not go with another one, a server does not start or answers wrongly, or a load
             generator fails.
     """
-    connections, start_up = options.concurrency or CONNECTIONS, None
+    connections = options.concurrency or CONNECTIONS
     with Lineup(options) as lineup:
         model = lineup.model
         if options.uri is not None:
@@ -67,8 +57,6 @@ def run_bench(options: BenchOptions) -> BenchReport:
                 raise InvalidSettings("--against goes with a server that the bench starts: leave --uri out")
             stoker = lineup.join("Stoker", options.uri, options.key)
         else:
-            say("start-up of stoker serve, beside importing onnxruntime")
-            start_up = measure_start_up(model.path, options.frontends)
             stoker = lineup.start(lineup.launch(model.path), metrics=True)
         others = [lineup.start(launch) for launch in lineup.launch_others(model.path)]
         launches = (bare_launch(), starlette_launch(), handwritten_launch(model.path))
@@ -82,7 +70,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
             check_answers(server, model.row_shape, model.outputs if known else None)
         for server in (stoker, *others, *baselines):
             server.run(Case(max(connections)), WARM_UP_S)
-        report = lineup.report(BenchReport, model.name, start_up=start_up)
+        report = lineup.report(model.name, _case_bounds)
         for each in connections:
             report.cases.append(lineup.contest([stoker, *others, *baselines], Case(each)))
         if options.rows > 1:
@@ -91,55 +79,8 @@ def run_bench(options: BenchOptions) -> BenchReport:
             alone = [OfflineRuntime(model.path, threads, body) for threads in (0, 1) if options.baselines]
             contestants: list[Contestant] = [*scoring, *map(lineup.enter_context, alone)]
             report.cases.append(lineup.contest(contestants, Case(LARGE_REQUEST_CONNECTIONS, options.rows)))
-        report.weight_after_load = frontend_weight(stoker.tree) if stoker.tree else None
+        report.further_bounds += weight_bounds(stoker.tree) if stoker.tree else ()
         return report
-
-
-@dataclass
-class BenchReport(Report):
-    """The results of a bench of a model."""
-
-    start_up: StartUp | None = None
-    weight_after_load: FrontendWeight | None = None
-
-    def bounds(self) -> list[Bound]:
-        """Return the bounds whose figures this run has."""
-        found = [bound for result in self.cases for bound in _case_bounds(result)]
-        if self.start_up:
-            beyond_s = self.start_up.beyond_import_s
-            found.append(
-                Bound("seconds until ready beyond importing onnxruntime < 1.5", beyond_s, beyond_s < 1.5)
-            )
-        if self.weight_after_load:
-            rss_mb = self.weight_after_load.rss_bytes / MEGA
-            found.append(Bound("resident MB of a frontend after the load < 80", rss_mb, rss_mb < 80))
-            frameworks = len(self.weight_after_load.frameworks)
-            found.append(Bound("frameworks mapped by a frontend = 0", frameworks, frameworks == 0))
-        return found
-
-    def notes(self) -> list[str]:
-        """Return the line about the start-up."""
-        return [_start_up_line(self.start_up)] if self.start_up else []
-
-    def further(self) -> dict[str, Any]:
-        """Return start-up and weight."""
-        return {
-            "start_up": asdict(self.start_up) if self.start_up else None,
-            "frontend_after_load": asdict(self.weight_after_load) if self.weight_after_load else None,
-        }
-
-
-def _start_up_line(start_up: StartUp) -> str:
-    line = (
-        f"Start-up: ready after {start_up.ready_s:.2f} s; importing onnxruntime takes "
-        f"{start_up.import_s:.2f} s, so {start_up.beyond_import_s:.2f} s beyond it."
-    )
-    if weight := start_up.weight:
-        line += (
-            f"\nFrontends when ready: {weight.frontends}, at most {weight.rss_bytes / MEGA:.0f} MB resident "
-            f"({weight.pss_bytes / MEGA:.0f} MB PSS) each."
-        )
-    return line
 
 
 def _case_bounds(result: CaseResult) -> Iterator[Bound]:
@@ -161,66 +102,13 @@ def _case_bounds(result: CaseResult) -> Iterator[Bound]:
 
 FRONTEND_COMMAND = "stoker.gateway"
 FRAMEWORKS = ("onnxruntime", "tensorflow")
-REPEATS = 3
 
 
-@dataclass(frozen=True)
-class FrontendWeight:
-    """The heaviest frontend process of a Stoker."""
-
-    frontends: int
-    rss_bytes: int
-    pss_bytes: int
-    frameworks: tuple[str, ...]
-    """Frameworks whose libraries a frontend has mapped; there should be none."""
-
-
-@dataclass(frozen=True)
-class StartUp:
-    """Medians over several starts, taken in turn with the import."""
-
-    ready_s: float
-    import_s: float
-    """Wall time of `python -c "import onnxruntime"`."""
-    weight: FrontendWeight | None
-    """Taken as soon as the server is ready, before any load."""
-
-    @property
-    def beyond_import_s(self) -> float:
-        """Seconds until ready that importing onnxruntime does not explain."""
-        return self.ready_s - self.import_s
-
-
-def frontend_weight(tree: ProcessTree) -> FrontendWeight | None:
-    """Weigh the frontends of a running Stoker; None where the tree has none."""
+def weight_bounds(tree: ProcessTree) -> Iterator[Bound]:
+    """Weigh the frontends of a running Stoker."""
     frontends = tree.named(FRONTEND_COMMAND)
-    if not frontends:
-        return None
-    memories = [tree.memory_of(pid) for pid in frontends]
-    mapped = {name for name in FRAMEWORKS for pid in frontends if tree.maps(pid, name)}
-    return FrontendWeight(
-        frontends=len(frontends),
-        rss_bytes=max(memory.rss_bytes for memory in memories),
-        pss_bytes=max(memory.pss_bytes for memory in memories),
-        frameworks=tuple(sorted(mapped)),
-    )
-
-
-def measure_start_up(model: Path, frontends: int | None) -> StartUp:
-    """Start and end Stoker several times on a free machine."""
-    ready_s, import_s, weight = [], [], None
-    for _ in range(REPEATS):
-        import_s.append(_import_seconds())
-        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-            key = secrets.token_urlsafe(32)
-            launch = stoker_launch(model, Path(folder, "workspace"), key, frontends)
-            with RunningServer(launch, Path(folder, "log")) as server:
-                ready_s.append(server.start_s)
-                weight = frontend_weight(server.tree)
-    return StartUp(statistics.median(ready_s), statistics.median(import_s), weight)
-
-
-def _import_seconds() -> float:
-    started_s = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import onnxruntime"], check=True, capture_output=True)
-    return time.perf_counter() - started_s
+    if frontends:
+        rss_mb = max(tree.memory_of(pid).rss_bytes for pid in frontends) / MEGA
+        yield Bound("resident MB of a frontend after the load < 80", rss_mb, rss_mb < 80)
+        mapped = sum(any(tree.maps(pid, name) for pid in frontends) for name in FRAMEWORKS)
+        yield Bound("frameworks mapped by a frontend = 0", mapped, mapped == 0)

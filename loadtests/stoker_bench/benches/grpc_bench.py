@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,35 +22,12 @@ from stoker_bench.generators.scoring_request import Dialect, random_rows
 from stoker_bench.networks.served_model import ServedModel
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, at_most, p50_ms, rows_per_s, say
 
-GRPC, ECHO = "gRPC", "bare grpc.aio echo"
+GRPC, ECHO, CPP_ECHO = "gRPC", "bare grpc.aio echo", "bare C++ echo"
 PATH = f"/{SERVICE}/ModelInfer"
 CONNECTIONS = (64, 1)
 LEAST_OF_ECHO = 0.8
 LEAST_OF_CPP_ECHO, MOST_OF_CPP_ECHO_P50 = 0.6, 1.3
 TOLERANCE = 1e-3
-
-
-@dataclass
-class GrpcReport(Report):
-    """The results of a gRPC bench.
-
-    Attributes:
-        left_out: Why contestants are missing, one sentence each.
-    """
-
-    left_out: list[str] = field(default_factory=list)
-
-    def bounds(self) -> list[Bound]:
-        """Return the bounds whose figures this run has."""
-        return [bound for result in self.cases for bound in _case_bounds(result)]
-
-    def notes(self) -> list[str]:
-        """Return why contestants are missing."""
-        return self.left_out
-
-    def further(self) -> dict[str, Any]:
-        """Return why contestants are missing."""
-        return {"left_out": self.left_out}
 
 
 def _case_bounds(result: CaseResult) -> Iterator[Bound]:
@@ -92,7 +64,7 @@ def echo_launch() -> Launch:
     return Launch(ECHO, command, port, ready_path="", score_path=PATH)
 
 
-def run_grpc_bench(options: BenchOptions) -> GrpcReport:
+def run_grpc_bench(options: BenchOptions) -> Report:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
@@ -103,7 +75,7 @@ def run_grpc_bench(options: BenchOptions) -> GrpcReport:
     with Lineup(options, pick_grpc_generator()) as lineup:
         model = lineup.model
         dialect = _dialect(model.input_name)
-        launches, left_out = _echo_launches()
+        launches, left_out = _echo_launches(lineup.folder)
         echoes = [lineup.start(launch, dialect) for launch in launches]
         own, other = free_port(), free_port()
         scoring = [(GRPC, own, lineup.launch(model.path, ["--grpc-port", str(own)]))]
@@ -116,16 +88,17 @@ def run_grpc_bench(options: BenchOptions) -> GrpcReport:
         _check(servers, echoes, model)
         for server in (*servers, *echoes):
             server.run(Case(max(connections)), WARM_UP_S)
-        report = lineup.report(GrpcReport, model.name, left_out=left_out)
+        report = lineup.report(model.name, _case_bounds)
+        report.notes += left_out
         report.cases += [lineup.contest([*servers, *echoes], Case(each)) for each in connections]
         return report
 
 
-def _echo_launches() -> tuple[list[Launch], list[str]]:
+def _echo_launches(folder: Path) -> tuple[list[Launch], list[str]]:
     """Return how to start the echoes that this machine has, and why others are left out."""
-    say(f"building the {CPP_ECHO}, where that has not been done yet")
+    say(f"building the {CPP_ECHO}")
     try:
-        return [echo_launch(), cpp_echo_launch(PATH)], []
+        return [echo_launch(), cpp_echo_launch(PATH, folder)], []
     except EchoNotBuilt as error:
         return [echo_launch()], [f"The {CPP_ECHO} is left out: {error}."]
 
@@ -145,9 +118,7 @@ def _check(scoring: Sequence[LoadedServer], echoes: Sequence[LoadedServer], mode
             raise BenchedServerError(f"{echo.name} answered with something else than the request")
 
 
-CPP_ECHO: Final = "bare C++ echo"
 SOURCE: Final = Path(__file__).parents[1] / "contestants" / "baselines" / "grpc_echo.cpp"
-COMPILER, LIBRARIES_OF, LIBRARY = "c++", "pkg-config", "grpc++"
 INSTALL: Final = "install g++, pkg-config and libgrpc++-dev (Debian's names)"
 BUILD_TIMEOUT_S: Final = 300
 
@@ -158,60 +129,24 @@ class EchoNotBuilt(BenchedServerError):
     code = "echo_not_built"
 
 
-def cpp_echo_launch(path: str) -> Launch:
-    """Start the C++ echo for calls of a method's path, built if necessary; raises EchoNotBuilt."""
-    port = free_port()
-    return Launch(CPP_ECHO, (str(cpp_echo_program()), f"{HOST}:{port}"), port, ready_path="", score_path=path)
-
-
-def cpp_echo_program() -> Path:
-    """Return the compiled echo, from the cache or built into it.
+def cpp_echo_launch(path: str, folder: Path) -> Launch:
+    """Compile the C++ echo into a folder, and start it for calls of a method's path.
 
     Raises:
         EchoNotBuilt: The compiler or gRPC's library is missing, or the source does not compile.
     """
-    for program in (COMPILER, LIBRARIES_OF):
-        if shutil.which(program) is None:
-            raise EchoNotBuilt(f"{program} is missing; {INSTALL}")
+    program, port = folder / "grpc-echo", free_port()
     try:
-        flags = _output(LIBRARIES_OF, "--cflags", "--libs", LIBRARY).split()
-        version = _output(LIBRARIES_OF, "--modversion", LIBRARY) + _output(COMPILER, "--version")
+        flags = _output("pkg-config", "--cflags", "--libs", "grpc++").split()
+        _output("c++", "-std=c++17", "-O2", str(SOURCE), *flags, "-o", str(program))
+    except FileNotFoundError as error:
+        raise EchoNotBuilt(f"{error.filename} is missing; {INSTALL}") from error
     except subprocess.CalledProcessError as error:
-        raise EchoNotBuilt(f"gRPC's library for C++ is missing; {INSTALL}") from error
-    command = [COMPILER, "-std=c++17", "-O2", str(SOURCE), *flags]
-    # Another source, compiler or library is another program.
-    key = hashlib.sha256("\0".join([SOURCE.read_text(), version, *flags]).encode()).hexdigest()
-    try:
-        folder = _cache()
-        program_file = folder / f"grpc-echo-{key[:16]}"
-        if not program_file.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _build(command, program_file)
-    except (OSError, RuntimeError) as error:
-        raise EchoNotBuilt(f"the cache for it cannot be written: {error}") from error
-    return program_file
-
-
-def _cache() -> Path:
-    """Return the folder of built programs; RuntimeError if the user has no home."""
-    named = os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / "stoker-bench"
-
-
-def _build(command: list[str], program: Path) -> None:
-    """Compile next to the program's place, and move it there: two benches may build it at once."""
-    with tempfile.TemporaryDirectory(prefix="building-", dir=program.parent) as folder:
-        built = Path(folder, program.name)
-        try:
-            _output(*command, "-o", str(built))
-        except subprocess.CalledProcessError as error:
-            reason = next(
-                (line for line in error.stderr.splitlines() if "error" in line), "it said nothing of it"
-            )
-            raise EchoNotBuilt(f"{COMPILER} does not compile it: {reason.strip()}") from error
-        except subprocess.TimeoutExpired as error:
-            raise EchoNotBuilt(f"{COMPILER} did not compile it within {BUILD_TIMEOUT_S} s") from error
-        built.replace(program)
+        reason = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr)
+        raise EchoNotBuilt(f"{error.cmd[0]} failed: {reason.strip()}; {INSTALL}") from error
+    except subprocess.TimeoutExpired as error:
+        raise EchoNotBuilt(f"{error.cmd[0]} did not end within {BUILD_TIMEOUT_S} s") from error
+    return Launch(CPP_ECHO, (str(program), f"{HOST}:{port}"), port, ready_path="", score_path=path)
 
 
 def _output(*command: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +28,12 @@ from stoker_bench.contestants.servers import Launch, RunningServer, other_launch
 from stoker_bench.generators.load_generator import LoadGenerator, pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
-from stoker_bench.reports import CaseResult, Report, say
+from stoker_bench.reports import Bound, CaseResult, Report, no_bounds, say
 
 METRICS_PATH = "/metrics"
 WARM_UP_S = 1
 LARGE_REQUEST_CONNECTIONS = 4
 """Enough callers that a next large body is there while one is parsed and one is computed."""
-_Report = TypeVar("_Report", bound=Report)
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,19 @@ class Lineup(contextlib.ExitStack):
         python, frontends = self.options.against, self.options.frontends
         return [] if python is None else [other_launch(python, model, self.folder, frontends, options)]
 
-    def start(self, launch: Launch, dialect: Dialect = DATA_LISTS, *, metrics: bool = False) -> LoadedServer:
-        """Start a server and wait until it is ready."""
+    def start(
+        self,
+        launch: Launch,
+        dialect: Dialect = DATA_LISTS,
+        *,
+        metrics: bool = False,
+        ready_when_it_scores: bool = False,
+    ) -> LoadedServer:
+        """Start a server and wait until it is ready, by its own word or when it answers a row."""
         say(f"starting {launch.name}")
         log = self.folder / f"{launch.name.replace(' ', '-')}.log"
-        tree = self.enter_context(RunningServer(launch, log)).tree
+        body = dialect.encode(random_rows(1, self.row_shape)) if ready_when_it_scores else None
+        tree = self.enter_context(RunningServer(launch, log, body)).tree
         path = METRICS_PATH if metrics else None
         name, uri, key = launch.name, launch.uri, launch.key
         return LoadedServer(
@@ -127,8 +133,10 @@ class Lineup(contextlib.ExitStack):
             check_answers(server, self.row_shape, expected, max_rows)
             server.run(Case(max(connections)), WARM_UP_S)
 
-    def contest(self, contestants: Sequence[Contestant], case: Case, subject: str = "") -> CaseResult:
-        """Let contestants take turns in a case; the first is the one that the others are compared with."""
+    def contest(
+        self, contestants: Sequence[Contestant], case: Case, subject: str = "", yardstick: str = ""
+    ) -> CaseResult:
+        """Let contestants take turns in a case; see `CaseResult` for what is compared."""
         say(f"{subject}: {case.title}" if subject else case.title)
         total = len(contestants) * self.options.rounds
         with tqdm(total=total, disable=None, leave=False, unit="slice", file=sys.stderr) as bar:
@@ -146,8 +154,10 @@ class Lineup(contextlib.ExitStack):
             slices,
             {server.name: server.tree.memory().pss_bytes for server in servers if server.tree},
             subject,
+            yardstick,
         )
 
-    def report(self, kind: type[_Report], subject: str, **more: Any) -> _Report:
-        """Return a report of this kind without cases."""
-        return kind(self.generator.description, self.options.seconds, self.options.rounds, subject, **more)
+    def report(self, subject: str, bounds_of: Callable[[CaseResult], Iterable[Bound]] = no_bounds) -> Report:
+        """Return a report without cases."""
+        options = self.options
+        return Report(self.generator.description, options.seconds, options.rounds, subject, bounds_of)

@@ -7,7 +7,7 @@ that does the least for them: decode the body and run the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -35,15 +35,6 @@ INFER_PATH = "/v2/models/bench/infer"
 CONNECTIONS = (64,)
 
 
-@dataclass
-class ProtocolReport(Report):
-    """The results of a bench of protocols."""
-
-    def bounds(self) -> list[Bound]:
-        """Return the bounds whose figures this run has."""
-        return [bound for result in self.cases for bound in _case_bounds(result)]
-
-
 def _case_bounds(result: CaseResult) -> Iterator[Bound]:
     at = f"at {result.case.title}"
     if result.case.rows == 1:
@@ -58,7 +49,7 @@ def _case_bounds(result: CaseResult) -> Iterator[Bound]:
         )
 
 
-def run_protocol_bench(options: BenchOptions) -> ProtocolReport:
+def run_protocol_bench(options: BenchOptions) -> Report:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
@@ -71,7 +62,7 @@ def run_protocol_bench(options: BenchOptions) -> ProtocolReport:
         score.name = JSON_SCORE
         binary = score.speaking(BINARY, INFER_PATH, binary_open_inference(model.input_name))
         lineup.check([score, binary], model.outputs, connections)
-        report = lineup.report(ProtocolReport, model.name)
+        report = lineup.report(model.name, _case_bounds)
         report.cases += [lineup.contest([binary, score], Case(each)) for each in connections]
         if options.rows > 1:
             alone = (OfflineRuntime(model.path, threads, options.rows) for threads in (0, 1))
@@ -117,40 +108,26 @@ _TOKEN_KIND: Final = _Kind(
 )  # fmt: skip
 
 
-@dataclass
-class BodyReport(Report):
-    """The results of a bench of other bodies.
-
-    Attributes:
-        least: See `_Kind`.
-    """
-
-    least: float | None = None
-
-    def bounds(self) -> list[Bound]:
-        """Return the bounds whose figures this run has."""
-        return [bound for result in self.cases for bound in self._case_bounds(result)]
-
-    def _case_bounds(self, result: CaseResult) -> Iterator[Bound]:
-        if self.least is None:
-            return
+def _keeps_up(result: CaseResult, least: float | None) -> Iterator[Bound]:
+    """Yield the bound beside the best of the processes that read and run bodies alone, if there is one."""
+    if least is not None:
         alone = (name for name in result.baselines if name != OTHER)
         best = max(alone, key=lambda name: standing(result.slices[name]).rows_per_s)
-        text = f"requests/s of {result.first} over {best} ≥ {self.least} at {result.case.title}"
-        yield from at_least(text, result.ratio(rows_per_s, best), self.least)
+        text = f"requests/s of {result.first} over {best} ≥ {least} at {result.case.title}"
+        yield from at_least(text, result.ratio(rows_per_s, best), least)
 
 
-def run_image_bench(options: BenchOptions) -> BodyReport:
+def run_image_bench(options: BenchOptions) -> Report:
     """Bench JPEGs."""
     return _run_body_bench(_IMAGE_KIND, "images", options)
 
 
-def run_token_bench(options: BenchOptions) -> BodyReport:
+def run_token_bench(options: BenchOptions) -> Report:
     """Bench token ids."""
     return _run_body_bench(_TOKEN_KIND, "tokens", options)
 
 
-def _run_body_bench(kind: _Kind, bodies: Literal["images", "tokens"], options: BenchOptions) -> BodyReport:
+def _run_body_bench(kind: _Kind, bodies: Literal["images", "tokens"], options: BenchOptions) -> Report:
     connections = options.concurrency or kind.connections
     with Lineup(options, row_shape=kind.row_shape) as lineup:
         model, body = lineup.folder / "model.onnx", lineup.folder / "body"
@@ -160,6 +137,6 @@ def _run_body_bench(kind: _Kind, bodies: Literal["images", "tokens"], options: B
         servers += [lineup.start(other, kind.dialect) for other in lineup.launch_others(model, kind.options)]
         lineup.check(servers, kind.outputs, connections, max_rows=1)
         alone = lineup.enter_context(OfflineRuntime(model, 1, body, bodies))
-        report = lineup.report(BodyReport, kind.model, least=kind.least)
+        report = lineup.report(kind.model, partial(_keeps_up, least=kind.least))
         report.cases += [lineup.contest([*servers, alone], Case(each)) for each in connections]
         return report

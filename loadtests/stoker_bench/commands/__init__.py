@@ -1,1 +1,1 @@
-"""The subcommands of `stoker` that measure and simulate."""
+"""The subcommands of `stoker` that measure."""

@@ -122,8 +122,6 @@ class RunningServer:
         self.launch = launch
         self._log = log
         self._ready_body = ready_body
-        self.start_s = 0.0
-        """Seconds from starting the process until it was ready."""
 
     def __enter__(self) -> Self:
         started_s = time.monotonic()
@@ -142,7 +140,6 @@ class RunningServer:
         except BaseException:
             self.stop()
             raise
-        self.start_s = time.monotonic() - started_s
         return self
 
     def __exit__(

@@ -18,7 +18,7 @@ from stoker_bench.benches.grpc_bench import (
     ECHO,
     GRPC,
     EchoNotBuilt,
-    GrpcReport,
+    _case_bounds,
     run_grpc_bench,
 )
 from stoker_bench.benches.lineup import BenchOptions
@@ -27,9 +27,11 @@ from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import Launch
-from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
-from stoker_bench.generators.grpc_loop import closed_loop
-from stoker_bench.reports import CaseResult
+from stoker_bench.generators.closed_loop import closed_loop
+from stoker_bench.generators.grpc_loop import grpc_caller
+from stoker_bench.generators.load_generator import OwnGenerator
+from stoker_bench.generators.scoring_request import ScoringRequest
+from stoker_bench.reports import CaseResult, Report
 
 PATH = f"/{SERVICE}/ModelInfer"
 SECONDS = 1.0
@@ -39,9 +41,8 @@ SECONDS = 1.0
 async def load(server: Any, port: int, message: bytes, path: str = PATH, connections: int = 3) -> Any:
     """Load a server for a moment."""
     await server.start()
-    figures = await closed_loop(
-        "127.0.0.1", port, path, message, {"X-Own": "v" * 300}, connections=connections, seconds=SECONDS
-    )
+    request = ScoringRequest("127.0.0.1", port, path, message, {"X-Own": "v" * 300})
+    figures, _ = await closed_loop(request.host, request.port, grpc_caller(request), connections, SECONDS)
     await server.stop(None)
     return figures
 
@@ -88,7 +89,8 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     server, port = echo_server("127.0.0.1:0")
     await server.start()
     await server.stop(None)
-    figures = await closed_loop("127.0.0.1", port, PATH, b"", {}, connections=1, seconds=SECONDS)
+    request = ScoringRequest("127.0.0.1", port, PATH, b"")
+    figures, _ = await closed_loop(request.host, request.port, grpc_caller(request), 1, SECONDS)
     assert (figures.requests, figures.errors > 0) == (0, True)
 
 
@@ -96,9 +98,9 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own options; those of other benches do not go with it."""
     run_options: list[BenchOptions] = []
 
-    def pretend(options: BenchOptions) -> GrpcReport:
+    def pretend(options: BenchOptions) -> Report:
         run_options.append(options)
-        return GrpcReport("puppet", options.seconds, options.rounds, "m")
+        return Report("puppet", options.seconds, options.rounds, "m")
 
     monkeypatch.setattr(grpc_bench, "run_grpc_bench", pretend)
     parser = argparse.ArgumentParser()
@@ -121,7 +123,7 @@ def result(connections: int, p50_ms: float, echoes: dict[str, Slice]) -> CaseRes
 def test_bounds_are_of_the_rate_of_many_and_the_wait_of_one() -> None:
     """Over the C++ echo: 0.6 of its calls a second, and 1.3 times its median for a lone caller."""
     echoes = {ECHO: Slice(500, 500, 0, p50_ms=0.3), CPP_ECHO: Slice(1000, 1000, 0, p50_ms=0.1)}
-    report = GrpcReport("puppet", 3, 1, "m", [result(64, 10, echoes), result(1, 0.14, echoes)])
+    report = Report("puppet", 3, 1, "m", _case_bounds, [result(64, 10, echoes), result(1, 0.14, echoes)])
     assert [(bound.text.partition(" at ")[0], bound.met) for bound in report.bounds()] == [
         (f"requests/s of gRPC over {ECHO} ≥ 0.8", True),
         (f"requests/s of gRPC over {CPP_ECHO} ≥ 0.6", True),
@@ -132,13 +134,14 @@ def test_bounds_are_of_the_rate_of_many_and_the_wait_of_one() -> None:
 
 def test_report_names_an_echo_that_was_left_out() -> None:
     """And has no bounds over an echo that did not run."""
-    report = GrpcReport("puppet", 3, 1, "m", [result(1, 0.1, {})], left_out=["The echo is left out: no c++."])
+    cases, notes = [result(1, 0.1, {})], ["The echo is left out: no c++."]
+    report = Report("puppet", 3, 1, "m", _case_bounds, cases, notes=notes)
     assert report.bounds() == []
     assert "The echo is left out: no c++." in str(report)
-    assert report.as_json()["left_out"] == report.left_out
+    assert report.as_json()["notes"] == notes
 
 
-def pretend_nothing_can_be_built(_: str) -> Launch:
+def pretend_nothing_can_be_built(_path: str, _folder: Path) -> Launch:
     """Stand in for a machine without a compiler."""
     raise EchoNotBuilt("c++ is missing; install it")
 
@@ -149,11 +152,11 @@ def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> Non
     monkeypatch.setattr(grpc_bench, "WARM_UP_S", 0.1)
     if not compiler:
         monkeypatch.setattr(grpc_bench, "cpp_echo_launch", pretend_nothing_can_be_built)
-        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", OwnGrpcGenerator)
+        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", lambda: OwnGenerator(grpc=True))
     before = set(ProcessTree(os.getpid()).pids())
     report = run_grpc_bench(BenchOptions(seconds=1, rounds=1, concurrency=(4,)))
-    if compiler and report.left_out:
-        pytest.skip(report.left_out[0])
+    if compiler and report.notes:
+        pytest.skip(report.notes[0])
     (case,) = report.cases
     assert list(case.slices) == [GRPC, ECHO] + [CPP_ECHO] * compiler
     for (taken,) in case.slices.values():
@@ -164,6 +167,6 @@ def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> Non
     assert bound.measured == case.slices[GRPC][0].rows_per_s / case.slices[ECHO][0].rows_per_s
     assert len(others) == compiler
     reason = "The bare C++ echo is left out: c++ is missing; install it."
-    assert report.left_out == ([] if compiler else [reason])
+    assert report.notes == ([] if compiler else [reason])
     children = set(ProcessTree(os.getpid()).pids()) - before
     assert not [pid for pid in children if "stoker" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -8,12 +8,7 @@ from loadtests.tests.one_request import OneRequest
 
 from stoker_bench.benches import lineup, script_bench
 from stoker_bench.benches.lineup import BenchOptions
-from stoker_bench.benches.script_bench import (
-    MergeCost,
-    ScriptReport,
-    Step,
-    run_script_bench,
-)
+from stoker_bench.benches.script_bench import _merges, run_script_bench
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.entry_scripts import ONNX_SCORE
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
@@ -33,30 +28,14 @@ def case(mean_batch_rows: float) -> CaseResult:
 @pytest.mark.parametrize(("mean_batch_rows", "met"), [(8.1, True), (8, False)])
 def test_merged_batches_have_to_be_larger_than_eight(mean_batch_rows: float, met: bool) -> None:
     """The bound is of the merging server alone."""
-    report = ScriptReport("wrk", 3, 1, "entry scripts", [case(mean_batch_rows)])
-    (bound,) = report.bounds()
+    (bound,) = _merges(case(mean_batch_rows))
     assert (bound.measured, bound.met) == (mean_batch_rows, met)
-
-
-def test_report_sums_the_steps_of_merging() -> None:
-    """The steps are listed, those for merging are summed, and the JSON has them too."""
-    steps = (
-        Step("count the rows", "frontend", merging=True, us=5.5),
-        Step("merge the bodies", "device", merging=True, us=1.5),
-        Step("pack the request", "frontend", merging=False, us=0.25),
-    )
-    report = ScriptReport("wrk", 3, 1, "entry scripts", merge_cost=MergeCost(5410, 32, steps))
-    lines = [line.split() for line in str(report).splitlines()]
-    assert ["what", "merging", "adds", "7.00"] in lines
-    assert ["the", "envelope", "of", "every", "script", "0.25"] in lines
-    assert report.as_json()["merge_cost"]["steps"][0]["us"] == 5.5
 
 
 def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All servers answer rightly, each with its own batching, and merging was proved by the sample."""
     monkeypatch.setattr(script_bench, "pick_generator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
-    monkeypatch.setattr(script_bench, "CALLS", 1)
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model" / "mnist-tf.model.meta").touch()
@@ -71,4 +50,3 @@ def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pyte
     for result in report.cases:
         assert list(result.slices) == ["Stoker, merge", "Stoker, handle", "Stoker, none"]
         assert not any(taken.errors for slices in result.slices.values() for taken in slices)
-    assert report.merge_cost is not None

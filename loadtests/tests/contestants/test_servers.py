@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_bench.benches.bench import FrontendWeight, frontend_weight
+from stoker_bench.benches.bench import weight_bounds
 from stoker_bench.contestants.process_tree import (
     Memory,
     ProcessTree,
@@ -70,7 +70,6 @@ def test_server_and_its_child_end_together(tmp_path: Path) -> None:
         assert get(HOST, tiny.port, "/ready")[0] == 200
         members = server.tree.pids()
         assert len(members) == 2
-        assert server.start_s > 0
         behind = tree_behind(tiny.uri)
         assert behind is not None
         assert behind.pids() == members
@@ -316,14 +315,15 @@ def test_frontends_are_weighed_by_the_heaviest(proc: FakeProc) -> None:
     proc.add(40, parent=10, command="python -m stoker.device.process")
     proc.map_files(20, "/x/libtensorflow_cc.so.2")
     proc.map_files(30)
-    weight = frontend_weight(ProcessTree(10))
-    assert weight == FrontendWeight(2, rss_bytes=30 * PAGE, pss_bytes=15 * 1024, frameworks=("tensorflow",))
+    weight, frameworks = weight_bounds(ProcessTree(10))
+    assert (weight.measured, weight.met) == (30 * PAGE / 1e6, True)
+    assert (frameworks.measured, frameworks.met) == (1, False)
 
 
 def test_other_servers_have_no_frontends(proc: FakeProc) -> None:
     """A tree without Stoker's frontends has nothing to weigh."""
     proc.add(10, parent=1, command="uvicorn app:app")
-    assert frontend_weight(ProcessTree(10)) is None
+    assert list(weight_bounds(ProcessTree(10))) == []
 
 
 def test_the_other_stoker_is_that_of_its_python(tmp_path: Path) -> None:

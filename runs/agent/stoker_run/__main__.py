@@ -1,13 +1,12 @@
 """`python stoker_run.zip COMMAND …`: the agent's commands, which the contract describes."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import List, Optional
 
-from stoker_run import agent, observing
+from stoker_run import agent
 from stoker_run.attempt import Refused, read_start
 
 __all__ = ["main"]
@@ -22,8 +21,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if options.command is None:
         _parser().print_usage(sys.stderr)
         return _REFUSED
-    if options.command == "check":
-        return _print(observing.check())
     if options.command == "work":
         # Imported here: only nodes of clusters have workers.
         from stoker_run.worker import Worker, daemon_of
@@ -44,14 +41,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         run_member(Path(options.folder), Path(options.attempt), options.node, options.host)
         return 0
     folder = Path(options.attempt).resolve()
-    if options.command == "observe":
-        return _print(observing.observe(folder))
-    if options.command == "sweep":
-        return _print({"killed": observing.sweep(folder)})
     try:
-        if options.command == "stop":
-            observing.stop(folder, options.grace, options.reason)
-            return 0
         read_start(folder)
         lock = agent.lock(folder)
     except agent.AlreadyStarted as error:
@@ -67,7 +57,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker_run", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("check", help="say what this machine has")
     work = commands.add_parser("work", help="run the attempts of a queue")
     work.add_argument("folder", help="the folder of the worker")
     work.add_argument("--queue", default="", help="the folder of the queue (default: that of the worker)")
@@ -85,19 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     member.add_argument("attempt", help="the folder of the attempt")
     member.add_argument("--node", type=int, required=True, help="number of this node, from 0")
     member.add_argument("--host", required=True, help="address of this node for the others")
-    for name, words in (
-        ("start", "start the attempt of a folder, and follow it to its end"),
-        ("observe", "say how it is"),
-        ("stop", "have it ended"),
-        ("sweep", "kill what is left of it"),
-    ):
-        command = commands.add_parser(name, help=words)
-        command.add_argument("attempt", help="the folder of the attempt")
-        if name == "start":
-            command.add_argument("--detach", action="store_true", help="go on in a session of its own")
-        if name == "stop":
-            command.add_argument("--grace", type=float, help="seconds from SIGTERM to SIGKILL")
-            command.add_argument("--reason", default="canceled", help="a word, kept with the end")
+    start = commands.add_parser("start", help="start the attempt of a folder, and follow it to its end")
+    start.add_argument("attempt", help="the folder of the attempt")
+    start.add_argument("--detach", action="store_true", help="go on in a session of its own")
     return parser
 
 
@@ -139,11 +118,6 @@ def _redirect(log: Path) -> None:
         os.dup2(source, target)
     os.close(nowhere)
     os.close(file)
-
-
-def _print(content: object) -> int:
-    print(json.dumps(content, ensure_ascii=False))
-    return 0
 
 
 def _refuse(sentence: str, status: int) -> int:

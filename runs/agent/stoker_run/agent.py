@@ -67,16 +67,11 @@ class RankProcess:
         return self.status is not None and self.status != 0
 
 
-class Usage(NamedTuple):
-    """The resources that ended processes have used."""
-
-    peak_bytes: int = 0
-
-
 class ProcessGroup:
     """The processes of an attempt on this machine.
 
     Attributes:
+        peak_bytes: The largest memory that an ended process has used.
         settled: Whether the outcome is decided: processes that fail from now on were killed.
     """
 
@@ -87,7 +82,7 @@ class ProcessGroup:
         self._pipes: Dict[int, RankProcess] = {}
         self.members: List[RankProcess] = []
         self.first_failed: Optional[RankProcess] = None
-        self.usage = Usage()
+        self.peak_bytes = 0
         self.settled = False
 
     def add(self, rank: int, directory: Path, variables: Dict[str, str]) -> None:
@@ -176,7 +171,7 @@ class ProcessGroup:
                 return
             if pid == 0:
                 return
-            self.usage = Usage(max(self.usage.peak_bytes, used.ru_maxrss * 1024))
+            self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * 1024)
             member = by_pid.get(pid)
             if member is None:
                 continue
@@ -253,14 +248,17 @@ class ExitReport:
             "rank": member.rank if member is not None and member.failed else None,
             "reason": reason,
             "out_of_memory": self._out_of_memory(number, trace),
-            "peak_bytes": group.usage.peak_bytes,
+            "peak_bytes": group.peak_bytes,
             "limit_bytes": memory.limit_bytes(),
             "traceback": trace,
             "last_lines": last_lines(tail),
             "left_over": self.left_over,
             "started_ms": self._started_ms,
             "ended_ms": int(time.time() * 1000),
-            "processes": _processes(group.members),
+            "processes": [
+                {"rank": one.rank, "exit_status": one.exit_status, "signal": _name(one.signal)}
+                for one in group.members
+            ],
         }
 
     @staticmethod
@@ -278,13 +276,6 @@ class ExitReport:
             return True
         last = (trace or "").rpartition("\n")[2]
         return last.split(":")[0].rpartition(".")[2] in ("MemoryError", "_ArrayMemoryError")
-
-
-def _processes(members: List[RankProcess]) -> List[Dict[str, Any]]:
-    return [
-        {"rank": member.rank, "exit_status": member.exit_status, "signal": _name(member.signal)}
-        for member in members
-    ]
 
 
 def _name(number: Optional[int]) -> Optional[str]:

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from stoker_run.json_files import read_json
 
@@ -40,7 +40,6 @@ class Start(NamedTuple):
     attempt: int
     command: List[str]
     directory: Path
-    workspace: Mapping[str, str] = {}
     variables: Mapping[str, str] = {}
     grace_s: float = 30.0
     max_duration_s: Optional[float] = None
@@ -71,31 +70,6 @@ class Start(NamedTuple):
 
 
 _REQUIRED = ("run_id", "experiment", "attempt", "command", "directory")
-_TYPES: Dict[str, Any] = {
-    "run_id": str,
-    "experiment": str,
-    "attempt": int,
-    "command": list,
-    "directory": str,
-    "workspace": dict,
-    "variables": dict,
-    "grace_s": (int, float),
-    "max_duration_s": (int, float, type(None)),
-    "lease_s": (int, float, type(None)),
-    "resume_from": (str, type(None)),
-    "inputs": dict,
-    "outputs": dict,
-    "shared_directory": (str, type(None)),
-    "relaxed": bool,
-    "nodes": int,
-    "node": int,
-    "nodes_here": int,
-    "processes": int,
-    "communicator": str,
-    "parameter_servers": int,
-    "peers": (list, type(None)),
-    "gpus": (list, type(None)),
-}
 
 
 def read_start(folder: Path) -> Start:
@@ -111,7 +85,12 @@ def read_start(folder: Path) -> Start:
     if found.get("version") != VERSION:
         raise Refused("{} is of version {}, this agent reads {}".format(file, found.get("version"), VERSION))
     given = {name: value for name, value in found.items() if name != "version"}
-    _check(given, file)
+    missing = [name for name in _REQUIRED if name not in given]
+    if missing:
+        raise Refused("{} misses {}".format(file, ", ".join(missing)))
+    unknown = sorted(set(given) - set(Start._fields))
+    if unknown:
+        raise Refused("{} has unknown {}".format(file, ", ".join(unknown)))
     given["directory"] = folder / given["directory"]
     for data in ("inputs", "outputs"):
         given[data] = {name: str(folder / path) for name, path in given.get(data, {}).items()}
@@ -130,21 +109,6 @@ def read_start(folder: Path) -> Start:
     if start.peers is not None and len(start.peers) != start.world:
         raise Refused(f"{len(start.peers)} peers for {start.world} processes")
     return start
-
-
-def _check(given: Dict[str, Any], file: Path) -> None:
-    missing = [name for name in _REQUIRED if name not in given]
-    unknown = sorted(name for name in given if name not in _TYPES)
-    if missing or unknown:
-        words = ["misses " + ", ".join(missing)] * bool(missing) + [
-            "has unknown " + ", ".join(unknown)
-        ] * bool(unknown)
-        raise Refused("{} {}".format(file, " and ".join(words)))
-    for name, value in given.items():
-        wrong = not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and _TYPES[name] is not bool)
-        texts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if wrong or not all(isinstance(text, str) for text in texts):
-            raise Refused(f"{file}: {name} cannot be {value!r}")
 
 
 KEY = "STOKER_ATTEMPT_KEY"
@@ -179,7 +143,6 @@ def variables(start: Start, folder: Path, directory: Path, inherited: Mapping[st
 
 
 def _variables_of_run(start: Start, folder: Path) -> Dict[str, str]:
-    workspace = start.workspace
     found = {
         "STOKER_RUN_ID": start.run_id,
         "STOKER_EXPERIMENT": start.experiment,
@@ -189,9 +152,9 @@ def _variables_of_run(start: Start, folder: Path) -> Dict[str, str]:
         "AZUREML_RUN_ID": start.run_id,
         "AZUREML_EXPERIMENT_ID": start.experiment,
         "AZUREML_ARM_PROJECT_NAME": start.experiment,
-        "AZUREML_ARM_WORKSPACE_NAME": workspace.get("name", "local"),
-        "AZUREML_ARM_SUBSCRIPTION": workspace.get("subscription_id", "00000000-0000-0000-0000-000000000000"),
-        "AZUREML_ARM_RESOURCEGROUP": workspace.get("resource_group", "local"),
+        "AZUREML_ARM_WORKSPACE_NAME": "local",
+        "AZUREML_ARM_SUBSCRIPTION": "00000000-0000-0000-0000-000000000000",
+        "AZUREML_ARM_RESOURCEGROUP": "local",
         "AZUREML_SERVICE_ENDPOINT": "stoker://",
         "AZUREML_RUN_TOKEN": "none",
         "MLFLOW_TRACKING_URI": "stoker://",

@@ -10,7 +10,6 @@ class KerasLogger:
 
     Args:
         run: The run; by default that of this process.
-        batches: Also log each so many batches, under `batch_NAME`; 0 logs none.
     """
 
     # Each Keras asks its callbacks for some of these.
@@ -18,14 +17,12 @@ class KerasLogger:
     _supports_tf_logs = False
     _chief_worker_only = False
 
-    def __init__(self, run: Any = None, batches: int = 0) -> None:
+    def __init__(self, run: Any = None) -> None:
         if run is None:
             from stoker_run.current_run import current
 
             run = current()
         self._run = run
-        self._batches = batches
-        self._seen_batches = 0
         self.model: Any = None
         self.params: Dict[str, Any] = {}
 
@@ -41,20 +38,6 @@ class KerasLogger:
         """Log the epoch's metrics."""
         for name, value in (logs or {}).items():
             self._run.log(name, value, step=epoch)
-
-    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Log the batch's metrics, of each so many."""
-        self._seen_batches += 1
-        if self._batches and self._seen_batches % self._batches == 0:
-            for name, value in (logs or {}).items():
-                if name not in ("batch", "size"):
-                    self._run.log(f"batch_{name}", value, step=self._seen_batches)
-
-    def on_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Do the same under the name of before."""
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return self._batches > 0
 
     def __getattr__(self, name: str) -> Any:
         """Everything else that Keras tells its callbacks is of no interest."""

@@ -61,12 +61,8 @@ def sweep(folder: Path) -> int:
 
 def check() -> Dict[str, Any]:
     """Return the resources of this machine, and the Python that runs the agent."""
-    from stoker_run import __version__
-
     return {
-        "version": __version__,
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "system": os.uname().sysname,
         "host": os.uname().nodename,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory.total_bytes(),

@@ -30,7 +30,7 @@ from stoker_base.package_modules import importable_modules
 from stoker_base.trees import Tree, remove_tree
 from stoker_run import interpreters, observing
 from stoker_run.__main__ import main
-from stoker_run.json_files import replace_json
+from stoker_run.json_files import replace_bytes, replace_json
 
 __all__ = ["ContentStore", "Porter", "local_name", "prune", "sent_name", "serve"]
 
@@ -66,7 +66,7 @@ class ContentStore:
             if entry[0] == "f" and not self.touch(self._content(entry[2])):
                 part = self._part(entry[2])
                 missing[entry[2]] = [entry[2], part.stat().st_size if part.exists() else 0]
-        self.replace(self._trees / tree, json.dumps(entries).encode("ascii"), 0o600)
+        replace_bytes(self._trees / tree, json.dumps(entries).encode("ascii"), 0o600)
         return list(missing.values())
 
     def add_part(self, content: str, offset: int, size: int, data: bytes) -> None:
@@ -237,22 +237,6 @@ class ContentStore:
                 path.parent.rmdir()
             except OSError:
                 return
-
-    @staticmethod
-    def replace(path: Path, data: bytes, mode: int) -> None:
-        """Write a file beside its place and rename it there."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(str(beside), flags, mode)
-        try:
-            with os.fdopen(file, "wb") as staged:
-                staged.write(data)
-                staged.flush()
-                os.fsync(staged.fileno())
-            beside.replace(path)
-        except OSError:
-            beside.unlink()
-            raise
 
     def _content(self, content: str) -> Path:
         return self._files / content[:2] / content
@@ -435,7 +419,7 @@ class Porter:
     def _write(self, place: Path, name: str, data: bytes, mode: int = 0o600) -> None:
         """Write a file of an attempt, whole."""
         place.mkdir(parents=True, exist_ok=True)
-        self._contents.replace(place / name, data, mode)
+        replace_bytes(place / name, data, mode)
 
     def _start(self, place: Path) -> Dict[str, Any]:
         """Start the agent as a fork of this process, which has imported it. The agent outlives the porter."""
@@ -503,7 +487,7 @@ class Porter:
         """Write a file in the target's folder."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._contents.replace(path, data, 0o600)
+        replace_bytes(path, data, 0o600)
 
     def _get(self, name: str) -> Answer:
         """Return the content of a file in the target's folder, if it exists; it counts as used now."""

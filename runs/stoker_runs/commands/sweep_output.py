@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import found_store, note, stream
-from stoker_runs.errors import UnknownRun
+from stoker_runs.commands.run_output import found_store, stream
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
@@ -25,10 +22,8 @@ if TYPE_CHECKING:
     from stoker_runs.tuning.definition import SweepDefinition
 
 _SHORT: Final = 60
-_BETWEEN_S: Final = 0.5
 _SHOWN_AT_THE_END: Final = 10
 _BAR: Final = 20
-_UP_AND_CLEAR: Final = "\x1b[{}A\x1b[J"
 
 
 def trials_with_definition(folder: RunFolder, store: RunStore) -> tuple[SweepDefinition, list[Trial]]:
@@ -87,27 +82,8 @@ def progress_line(terms: SweepDefinition, trials: Sequence[Trial]) -> str:
     return f"[{'#' * full}{'.' * (_BAR - full)}] {ended} of {terms.total} ended ({by_status or 'none yet'}){best}"
 
 
-def board(terms: SweepDefinition, trials: Sequence[Trial], columns: int, lines: int) -> list[str]:
-    """The live view of a sweep: one line about all, then as many children as there is room for.
-
-    Those that run come before those that have ended, the best of either first.
-
-    Args:
-        trials: Its children, the best first.
-    """
-    room = max(0, lines - 3)
-    ended = ("Completed", "Failed", "Canceled")
-    ordered = sorted(trials, key=lambda trial: trial.status.value in ended)
-    shown = [progress_line(terms, trials)]
-    if trials and room:
-        shown += children_table(terms, ordered[:room]).splitlines()
-    if len(trials) > room:
-        shown.append(f"… and {len(trials) - room} more")
-    return [line[: columns - 1] for line in shown]
-
-
 def follow_sweep(folder: RunFolder, workspace: Workspace) -> int:
-    """Follow a sweep until it has ended, as a table on a terminal, else by what it prints; then say what is best.
+    """Follow a sweep by what it prints until it has ended; then print the best runs.
 
     Returns:
         The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where it goes on.
@@ -115,8 +91,7 @@ def follow_sweep(folder: RunFolder, workspace: Workspace) -> int:
     from stoker_runs.records.store import RunStore
 
     store = RunStore(workspace.runs_dir)
-    show = _live(folder, store) if sys.stderr.isatty() else None
-    code = stream(folder, workspace, attempt=folder.state().attempt, show=show)
+    code = stream(folder, workspace, attempt=folder.state().attempt)
     if not folder.state().is_terminal:
         return code
     terms, trials = trials_with_definition(folder, store)
@@ -127,33 +102,6 @@ def follow_sweep(folder: RunFolder, workspace: Workspace) -> int:
     if trials and trials[0].best is not None:
         note(f"the best is {trials[0].id}: stoker runs show {trials[0].id}")
     return code
-
-
-def _live(folder: RunFolder, store: RunStore) -> Callable[[], None]:
-    from stoker_runs.tuning.children import Trials
-
-    trials = Trials(folder, store)
-    height, next_s = 0, 0.0
-
-    def show() -> None:
-        nonlocal height, next_s
-        over = folder.state().is_terminal
-        if time.monotonic() < next_s and not over:
-            return
-        next_s = time.monotonic() + _BETWEEN_S
-        size = shutil.get_terminal_size()
-        try:
-            lines = board(trials.terms, trials.read(), size.columns, size.lines)
-        except UnknownRun:
-            return
-        # At the end the table of the best stands on the page, and not this one too.
-        lines = lines[:1] if over else lines
-        clear = _UP_AND_CLEAR.format(height) if height else ""
-        sys.stderr.write(clear + "".join(f"{line}\n" for line in lines))
-        sys.stderr.flush()
-        height = len(lines)
-
-    return show
 
 
 _COMPARED: Final = 8

@@ -9,28 +9,26 @@ first time, and not for a list without metrics.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stoker.system.durable import private_folder
 from stoker_runs.errors import UnknownRun
 from stoker_runs.records.children import descendants_of
 from stoker_runs.records.folder import EVENTS_FILE, RunFolder
-from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import MetricStatistics, RunSummary, metric_statistics, summarize
 
-_VERSION: Final = 4
-_NO_TAGS: Final = "{}"
+_VERSION: Final = 5
 _SCHEMA: Final = """
 CREATE TABLE runs (
-    id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, status TEXT NOT NULL,
-    created_ms INTEGER NOT NULL, started_ms INTEGER, ended_ms INTEGER, target TEXT NOT NULL, script TEXT NOT NULL,
-    reason TEXT NOT NULL, parent TEXT NOT NULL, tags TEXT NOT NULL, is_measured INTEGER NOT NULL DEFAULT 0);
+    id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, created_ms INTEGER NOT NULL,
+    summary TEXT NOT NULL, is_measured INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE metrics (
     run TEXT NOT NULL, name TEXT NOT NULL, last REAL, least REAL, most REAL, count INTEGER NOT NULL,
     PRIMARY KEY (run, name)) WITHOUT ROWID;
@@ -39,9 +37,7 @@ CREATE INDEX metrics_by_name ON metrics (name, run, last);
 """
 _CHILD_OF: Final = "child of "
 """The stamps of children that a script began have this prefix, and then the id of the script's run."""
-_COLUMNS: Final = (
-    "id, experiment, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags"
-)
+_READ_SUMMARY: Final = msgspec.json.Decoder(RunSummary).decode
 
 
 class RunIndex:
@@ -209,10 +205,9 @@ def _remove_run(database: sqlite3.Connection, run: str) -> None:
 
 
 def _put(database: sqlite3.Connection, run: RunSummary, stamp: str, conflict: str = "REPLACE") -> None:
-    values = (stamp, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
     database.execute(
-        f"INSERT OR {conflict} INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
-        (*values, run.target, run.script, run.reason, run.parent, json.dumps(dict(run.tags))),
+        f"INSERT OR {conflict} INTO runs (id, stamp, experiment, created_ms, summary) VALUES (?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
+        (run.id, stamp, run.experiment, run.created_ms, msgspec.json.encode(run)),
     )
 
 
@@ -258,24 +253,9 @@ def _listed(
             found.setdefault(run, {})[name] = MetricStatistics(
                 _float(last), _float(least), _float(most), count
             )
-    rows = database.execute(*_newest(_COLUMNS, experiment, limit))
-    return [
-        RunSummary(
-            run,
-            of,
-            Status(status),
-            created_ms,
-            started_ms,
-            ended_ms,
-            target,
-            script,
-            reason,
-            parent,
-            json.loads(tags) if tags != _NO_TAGS else {},
-            found.get(run, {}),
-        )
-        for run, of, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags in rows
-    ]
+    rows = database.execute(*_newest("summary", experiment, limit))
+    runs = [_READ_SUMMARY(text) for (text,) in rows]
+    return [run.replace(metrics=found[run.id]) if run.id in found else run for run in runs]
 
 
 def _float(value: float | None) -> float:

@@ -7,14 +7,15 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker_runs.records.folder import RunFolder, numbers_of, object_of, read_chunks
-from stoker_runs.records.states import Status
+from stoker_runs.records.serialization import Record
+from stoker_runs.records.states import TERMINAL, Status
 
 # A number as the agent writes it, else the whole line. Invalid JSON and overflowing numbers do not match the first
 # form. Possessive quantifiers avoid backtracking, which saves a fifth of the time.
@@ -58,8 +59,9 @@ class MetricStatistics:
             self.add(value)
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(
+    Record, frozen=True, rename={f"{name}_ms": name for name in ("created", "started", "ended")}
+):
     """One line of a list of runs.
 
     Attributes:
@@ -77,13 +79,13 @@ class RunSummary:
     script: str
     reason: str
     parent: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, MetricStatistics] = field(default_factory=dict)
+    tags: Mapping[str, str] = {}
+    metrics: Mapping[str, MetricStatistics] = {}
 
     @property
     def is_terminal(self) -> bool:
         """Whether it has ended."""
-        return self.status in {Status.COMPLETED, Status.FAILED, Status.CANCELED}
+        return self.status in TERMINAL
 
 
 def metric_statistics(files: Iterable[Path]) -> dict[str, MetricStatistics]:

@@ -29,7 +29,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "data": "show collected requests and answers",
         "profile": "find the settings with which a model serves the most requests within a latency target",
         "bench": "load a server, in turns with baselines on the same machine",
-        "simulate": "simulate how many requests are answered within a latency target, without a device",
         "completion": "print a script that completes commands and options in a shell",
     },
     "Training": {
@@ -65,7 +64,7 @@ EXTRAS: Final[Mapping[str, Sequence[str]]] = {
     "runs": tuple(GROUPS["Training"])[1:],
     "cluster": tuple(GROUPS["Cluster"]),
     "azure": tuple(GROUPS["Azure"]),
-    "bench": ("bench", "simulate"),
+    "bench": ("bench",),
 }
 """The extra that installs each command of another distribution."""
 ALIASES: Final[Mapping[str, str]] = {"predict": "score", "run": "submit", "sweep": "tune"}
@@ -92,9 +91,8 @@ _MEANT: Final[Mapping[str, str]] = {
     "keys regenerate": "rotate regenerate",
     "doctor": "check diagnose health validate verify devices device gpu gpus cuda nvidia-smi version about",
     "data": "collect collected",
-    "profile": "analyze analyse optimize optimise autotune perf_analyzer",
+    "profile": "analyze analyse optimize optimise autotune perf_analyzer simulate simulation",
     "bench": "benchmark perf load-test loadtest",
-    "simulate": "simulation",
     "submit": "execute job",
     "tune": "hyperdrive search hpo optuna",
     "runs": "history jobs",

@@ -23,6 +23,7 @@ from stoker.device.device_page import MOST_TURNS, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 _REFRESH_NS: Final = 1_000_000
 """How long before a turn is expected to be free a waiting model updates its proposal."""
@@ -386,10 +387,11 @@ class _Keeper:
         start_thread(threading.Thread(target=self._keep, name=f"turn {number}", daemon=True))
 
     def _keep(self) -> None:
-        while self._turns.wait_for_work(self._number):
-            self._turns.fetch(self._number, self.doors)
-        self.turn.close()
-        self.doors.close()
+        with vital("the thread that waits for turns"):
+            while self._turns.wait_for_work(self._number):
+                self._turns.fetch(self._number, self.doors)
+            self.turn.close()
+            self.doors.close()
 
 
 class TurnTaking:

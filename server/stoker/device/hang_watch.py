@@ -13,6 +13,7 @@ from typing import Final
 
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,9 @@ class HangWatch:
         """Watch on a thread of its own, until `stop`."""
 
         def live() -> None:
-            while not self._stopped.wait(_PAUSE_S):
-                self.check()
+            with vital(f"the watch of {self._name}", self._end_process):
+                while not self._stopped.wait(_PAUSE_S):
+                    self.check()
 
         thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
         start_thread(thread)

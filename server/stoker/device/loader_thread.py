@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 from stoker.deployment import Deployment
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 
 class LoaderThread:
@@ -32,9 +33,10 @@ class LoaderThread:
             self._changed.wait_for(lambda: number not in self._numbers)
 
     def _live(self) -> None:
-        while True:
-            model = self._models.get()
-            self._load(model)
-            with self._changed:
-                self._numbers.discard(model.number)
-                self._changed.notify_all()
+        with vital("the thread that loads models"):
+            while True:
+                model = self._models.get()
+                self._load(model)
+                with self._changed:
+                    self._numbers.discard(model.number)
+                    self._changed.notify_all()

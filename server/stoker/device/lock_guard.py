@@ -16,6 +16,7 @@ from typing import Final
 
 from stoker.system.processes import GRACE_MS
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
@@ -79,9 +80,10 @@ class LockGuard:
 
         def live() -> None:
             pause = threading.Event()
-            while self._started:
-                pause.wait(_PAUSE_S)
-                self.renew()
+            with vital("the guard of the interpreter lock"):
+                while self._started:
+                    pause.wait(_PAUSE_S)
+                    self.renew()
 
         start_thread(threading.Thread(target=live, name="guard of the interpreter lock", daemon=True))
 
@@ -126,6 +128,8 @@ class LockGuard:
 
     def _set(self) -> None:
         if self._started and self._timeouts_ms and not self._suspended:
-            self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
+            # Each time it starts a thread, for which there may be no memory now: the next renewal tries again.
+            with contextlib.suppress(MemoryError, RuntimeError):
+                self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
         else:
             self._disarm()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
 
@@ -18,17 +19,19 @@ from stoker.device.device_page import SlotFacts
 from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.first_batches import first_times, full_batch, is_pipelined
 from stoker.device.hang_watch import HangWatch
+from stoker.device.kept_sizes import read_sizes, write_sizes
 from stoker.device.lanes import Lane
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import fork, load
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
+from stoker.device.text_worker import TextWorker
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.row_isolation import RowIsolation
-from stoker.runtimes.base import Runtime
-from stoker.system.processes import ExitCode, end_process
+from stoker.runtimes.base import Runtime, TokenRuntime
 from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +74,18 @@ class ModelThreads:
         self._hang_watch: HangWatch | None = None
 
     def start(self, device: Device) -> LoadedModel:
-        """Load the model on new threads; returns when all of its instances are warm."""
-        self._start_thread("", lambda: self._live(device))
-        return self._loaded.result()
+        """Load the model on new threads; returns when all of its instances are warm.
+
+        If it fails, its threads have ended, and nothing but the error refers to the model.
+        """
+        try:
+            self._start_thread("", lambda: self._live(device))
+            return self._loaded.result()
+        except BaseException:
+            for thread in self._threads:
+                thread.join()
+            self._loaded = Future()
+            raise
 
     def serve(self) -> None:
         """Start serving.
@@ -133,19 +145,25 @@ class ModelThreads:
 
     def _start_thread(self, suffix: str, live: Callable[[], None]) -> None:
         name = f"model {self._deployment.name}{suffix}"
-        thread = threading.Thread(target=live, name=name, daemon=True)
+
+        def live_or_end() -> None:
+            with vital(f"a thread of {name}"):
+                live()
+
+        thread = threading.Thread(target=live_or_end, name=name, daemon=True)
         start_thread(thread)
         self._threads.append(thread)
 
     def _live(self, device: Device) -> None:
         """The main thread: load the model, have the other threads fork it one after the other, and serve."""
         try:
-            loaded = load(self._deployment, device)
+            # Captures would disturb batches of other models of the process.
+            loaded = load(self._deployment, device, adds_later=self._is_alone)
             runtimes = [loaded.runtime]
             for number in range(1, loaded.instances):
                 runtime, loaded = self._fork(loaded, number)
                 runtimes.append(runtime)
-            self._prepare(loaded, runtimes)
+            self._prepare(loaded, runtimes, device)
         except BaseException as error:  # noqa: BLE001  # raised again on the main thread
             self._loaded.set_exception(error)
             return
@@ -168,11 +186,35 @@ class ModelThreads:
         self._start_thread(f" ({number + 1})", live)
         return forked.result()
 
-    def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime]) -> None:
+    def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime], device: Device) -> None:
         self._metrics.clear_gauges()
         if loaded.full_batch_s:
             # Otherwise an idle server would appear to have little capacity.
             self._metrics.learn_batch_time(loaded.max_batch_rows, round(loaded.full_batch_s * 1e9))
+        with ExitStack() as undone:
+            turn = self._turn(len(runtimes))
+            if turn is not None:
+                undone.callback(turn.leave)
+            worker = self._make_worker(loaded, runtimes, device, turn)
+            # It leaves the turns too.
+            undone.pop_all()
+            undone.callback(worker.close)
+            self.worker = worker
+            self._todo += [SimpleQueue() for _ in runtimes]
+            if loaded.signature.takes == "rows":
+                self._full_batches += [full_batch(loaded, runtime) for runtime in runtimes]
+            if _can_be_watched(self._deployment, loaded):
+                self._hang_watch = HangWatch(
+                    self._deployment.name,
+                    self._deployment.timeout_ms,
+                    lambda: [instance.run_began_ns for instance in worker.instances],
+                )
+                self._hang_watch.start()
+            undone.pop_all()
+
+    def _make_worker(
+        self, loaded: LoadedModel, runtimes: list[Runtime], device: Device, turn: ModelTurn | None
+    ) -> Worker:
         deployment = self._deployment
         policy = BatchPolicy(
             loaded.max_batch_rows,
@@ -184,6 +226,8 @@ class ModelThreads:
         kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
         if is_pipelined(runtimes[0]):
             kind = PipelinedWorker
+        if isinstance(runtimes[0], TokenRuntime) and runtimes[0].costs is not None:
+            kind = TextWorker
         worker = kind(
             runtimes[0],
             policy,
@@ -192,24 +236,19 @@ class ModelThreads:
             sizes=loaded.sizes if self._is_alone else BatchSizes(loaded.sizes.buckets),
             canary=loaded.canary,
             audit=self._audit_policy(loaded),
-            turn=self._turn(len(runtimes)),
+            turn=turn,
             run_began=None if self._is_alone else self._metrics.run_began,
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
         if deployment.target_ms is not None or is_pipelined(runtimes[0]):
             worker.teach(first_times(loaded))
-        self.worker = worker
-        self._todo += [SimpleQueue() for _ in runtimes]
-        if loaded.signature.takes == "rows":
-            self._full_batches += [full_batch(loaded, runtime) for runtime in runtimes]
-        if _can_be_watched(self._deployment, loaded):
-            self._hang_watch = HangWatch(
-                self._deployment.name,
-                self._deployment.timeout_ms,
-                lambda: [instance.run_began_ns for instance in worker.instances],
-            )
-            self._hang_watch.start()
+        if loaded.later_sizes:
+            assert isinstance(worker, PipelinedWorker), "others choose their sizes at the load"
+            known = read_sizes(deployment, device) is not None
+            keep = None if known else partial(write_sizes, deployment, device)
+            worker.add_sizes_later(deployment.name, loaded.later_sizes, keep)
+        return worker
 
     def _turn(self, threads: int) -> ModelTurn | None:
         if self._turns is None:
@@ -239,16 +278,7 @@ class ModelThreads:
         assert self.worker is not None, "it is there when the model is loaded"
         while (task := self._todo[number].get()) is not None:
             task()
-        try:
-            self.worker.serve(self.worker.instances[number])
-        except BaseException:  # noqa: BLE001  # the process ends of it
-            # A process without its serving threads would leave callers waiting; a new process answers them.
-            try:
-                logger.exception(
-                    "a thread of model %s ended; the device process exits", self._deployment.name
-                )
-            finally:
-                end_process(ExitCode.CRASHED)
+        self.worker.serve(self.worker.instances[number])
 
 
 def _can_be_watched(deployment: Deployment, loaded: LoadedModel) -> bool:

@@ -59,6 +59,7 @@ from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.system.resources import private_memory, start_thread, trim_heap
+from stoker.system.vital_work import require_thread_starts, vital
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class _ModelHost:
                 self._models[number].stop_batching()
             case UnloadModel(number):
                 # A batch of callers that have gone may still be running.
-                unloading = threading.Thread(target=self._unload, args=(number,), daemon=True)
+                unloading = threading.Thread(target=self._unload_or_end, args=(number,), daemon=True)
                 try:
                     start_thread(unloading)
                 except (MemoryError, RuntimeError):
@@ -177,12 +178,15 @@ class _ModelHost:
         try:
             load(model)
         except OperatorError as error:
-            self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
-            # Its memory on the device becomes free for the other models.
             failure = error.with_traceback(None)
-            gc.collect()
-            return failure
-        return None
+        else:
+            return None
+        # Its memory becomes free for the other models: only tracebacks and cycles know it any more.
+        failure.__cause__ = failure.__context__ = None
+        gc.collect()
+        trim_heap()
+        self._channel.send(Failed(str(failure), failure.code, failure.exit_code, model.number))
+        return failure
 
     def _load_model(
         self,
@@ -226,10 +230,18 @@ class _ModelHost:
         )
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
-        arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        try:
+            arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        except OSError as error:
+            raise MemoryError(f"the rows of a frontend cannot be mapped: {error.strerror}") from error
         os.close(arena_fd)
         lane = Lane(arena, socket.socket(fileno=doorbell_fd))
         self._models[message.number].add_lane(lane)
+
+    def _unload_or_end(self, number: int) -> None:
+        # The supervisor waits until it is told that the model is unloaded.
+        with vital("unloading a model"):
+            self._unload(number)
 
     def _unload(self, number: int) -> None:
         if self._loader is not None:
@@ -304,8 +316,10 @@ def main() -> int:
     _leave_ending_to_the_supervisor()
     write_stacks_on_signal()
     configure_logging("device")
-    process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
-    code = process.serve()
+    require_thread_starts()
+    with vital("the device process"):
+        process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
+        code = process.serve()
 
     def end() -> NoReturn:
         # Model threads may be inside a runtime that cannot be interrupted.

@@ -200,21 +200,23 @@ def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
 
 def refresh_deadlines(part: Part, deadlines: Deadlines) -> bool:
     """Update the deadlines of the rows; returns whether any has changed."""
-    if isinstance(part, RowBlock):
-        return _overwrite(part.deadline_ns, deadlines(part.lane, part.numbers))
-    lanes, numbers = part.columns[LANE], part.columns[NUMBER]
-    now = np.empty(len(lanes), np.int64)
-    for lane in set(lanes.tolist()):
-        of_lane = lanes == lane
-        now[of_lane] = deadlines(lane, numbers[of_lane])
-    return _overwrite(part.deadline_ns, now)
-
-
-def _overwrite(before: np.ndarray, now: np.ndarray) -> bool:
+    before, now = part.deadline_ns, read_rows(part, deadlines)
     if (before == now).all():
         return False
     before[:] = now
     return True
+
+
+def read_rows(part: Part, read: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Read a number of each row, `int64[rows]`; `read` returns those of a lane's rows."""
+    if isinstance(part, RowBlock):
+        return read(part.lane, part.numbers)
+    lanes, numbers = part.columns[LANE], part.columns[NUMBER]
+    found = np.empty(len(lanes), np.int64)
+    for lane in set(lanes.tolist()):
+        of_lane = lanes == lane
+        found[of_lane] = read(lane, numbers[of_lane])
+    return found
 
 
 def placed_of(part: Part) -> np.ndarray:

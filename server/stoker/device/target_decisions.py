@@ -23,7 +23,9 @@ from stoker.device.row_blocks import (
     split_into_blocks,
 )
 from stoker.device.row_queue import RowQueue
+from stoker.device.shares import Shares
 from stoker.device.targets import Choice, choose, find_hopeless, largest_within, numbers_of
+from stoker.device.text_lengths import TextLengths
 
 _NORMAL: Final = 1
 _LATE: Final = 3
@@ -106,30 +108,69 @@ def decide(
 
 def _decide_by_due_times(queue: RowQueue, situation: _Situation) -> TargetDecision:
     """Decide where not all rows may leave: sort them by due time first."""
-    now_ns, free_ns, policy, times, costs_ns, _ = situation
+    _, free_ns, policy, times, costs_ns, _ = situation
     order = _give_up_late_rows(queue, situation)
     count = len(order.due_ns)
     if not count:
         return _decide_for_late_rows(queue, situation.target_ns, costs_ns)
+    due_ns, places = order.due_ns, None
+    if policy.lengths is not None and (
+        count > policy.max_batch_rows or due_ns[0] < free_ns + costs_ns[count]
+    ):
+        places, costs_ns = _find_alike(queue, policy.lengths, situation)
+        situation = situation._replace(costs_ns=costs_ns)
+    if places is not None:
+        due_ns, count = due_ns[places], len(places)
     if queue.shares is not None:
-        table = order.table()
-        rows_to_rank = Candidates(np.arange(count), table[PLACED], table[DUE])
-        lasts_ns = table[DUE] - table[ENQUEUED]
-        picked = pick(queue.shares, rows_to_rank, lasts_ns, now_ns, free_ns, policy, times, costs_ns)
+        picked = _pick(queue, queue.shares, situation, places)
         if picked is not None:
-            reason = "idle" if len(picked) == count else "largest"
+            reason = "idle" if len(picked) == len(order) else "largest"
             choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
             return _choose_or_wait(queue, situation, choice, picked)
-    due = numbers_of(order.due_ns)
+    due = numbers_of(due_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
-        choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
+        choice = Choice(0, rows, "idle" if rows == len(order) < policy.max_batch_rows else "full")
     else:
         choice = choose(due, free_ns, costs_ns)
         rows = choice.stop - choice.start
         if policy.buckets:
             choice = choice._replace(stop=choice.start + worthwhile(rows, policy.buckets, times))
+    if places is not None:
+        picked = places[choice.start : choice.stop]
+        return _choose_or_wait(queue, situation, Choice(0, len(picked), choice.reason), picked)
     return _choose_or_wait(queue, situation, choice)
+
+
+def _pick(
+    queue: RowQueue, shares: Shares, situation: _Situation, places: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Choose among the callers and tiers of the sorted rows, or of those at these places."""
+    now_ns, free_ns, policy, times, costs_ns, _ = situation
+    table = queue.order.table()
+    if places is None:
+        places = np.arange(table.shape[1])
+    else:
+        table = table[:, places]
+    lasts_ns = table[DUE] - table[ENQUEUED]
+    rows = Candidates(places, table[PLACED], table[DUE])
+    return pick(shares, rows, lasts_ns, now_ns, free_ns, policy, times, costs_ns)
+
+
+def _find_alike(
+    queue: RowQueue, lengths: TextLengths, situation: _Situation
+) -> tuple[np.ndarray | None, Sequence[int]]:
+    """Find the sorted rows about as long as the one that would leave alone, and expected times of batches of them.
+
+    The places are None if none of them would be in time: then rows of all lengths leave together.
+    """
+    alone = None
+    if queue.shares is not None:
+        alone = _pick(queue, queue.shares, situation._replace(costs_ns=situation.costs_ns[:2]))
+    first, most = 0 if alone is None else int(alone[0]), situation.policy.max_batch_rows
+    places, costs_ns = lengths.choose_alike(queue.order.parts, slice(None), most, first)
+    places = places[queue.order.due_ns[places] >= situation.free_ns + costs_ns[1]]
+    return (places, costs_ns) if len(places) else (None, situation.costs_ns)
 
 
 def _choose_or_wait(

@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: one ONNX graph of the encoder, its pooling and its normalisation.
 
 `modules.json` lists the steps of a model: the encoder, whose ONNX file is in the folder too, how the vectors of the
-tokens become one, and whether that is scaled to length 1.
+tokens become one, and what becomes of that: a layer of weights, and scaling to length 1.
 
 Nodes are chosen whose form is the same in all versions of ONNX.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from stoker.errors import RepositoryError
 from stoker.models.frameworks import detect
-from stoker.models.tokenizers import FILES
-from stoker.settings.files import read_json, settings_text
+from stoker.models.tokenizers import FILES, read_model_json
+from stoker.settings.files import read_json
 from stoker.system.extras import how_to_install, is_installed
 
 MODULES: Final = "modules.json"
@@ -27,6 +27,8 @@ _MODES: Final = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "
 """The ways of pooling, in the order in which their vectors are joined."""
 _FLOAT, _BOOL = 1, 9
 """The numbers of these types in ONNX."""
+_ACTIVATIONS: Final = ("Identity", "Tanh", "Relu", "Sigmoid")
+"""The activations whose names are the same in ONNX."""
 _AXES: Final = 3
 _AXES_ARE_INPUTS: Final = 18
 _MOST_ONNX_BYTES: Final = 1 << 30
@@ -44,9 +46,13 @@ def pooled_model(folder: Path, target: Path) -> Path:
     import onnx
 
     encoder = detect(folder, "onnx").path
-    modes, normalizes = _read_modules(folder)
+    modes, steps = _read_modules(folder)
     model = onnx.load(encoder)
-    _Graph(model).pool(modes, normalizes=normalizes)
+    graph = _Graph(model)
+    vector = graph.pool(modes)
+    for kind, path in steps:
+        vector = graph.normalize(vector) if kind == "Normalize" else graph.project(vector, path)
+    graph.give(vector)
     onnx.checker.check_model(model)
     target.mkdir()
     beside = "model.onnx.data" if model.ByteSize() > _MOST_ONNX_BYTES else None
@@ -57,16 +63,22 @@ def pooled_model(folder: Path, target: Path) -> Path:
     return target
 
 
-def _read_modules(folder: Path) -> tuple[Sequence[str], bool]:
-    """Return the ways of pooling, and whether the result is scaled to length 1."""
-    steps = _read_list(folder / MODULES)
-    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+def _read_modules(folder: Path) -> tuple[Sequence[str], Sequence[tuple[str, Path]]]:
+    """Return the ways of pooling, and the kind and folder of each further step."""
+    listed = read_model_json(folder / MODULES, list)
+    # A path may name no folder outside of this one.
+    steps = [
+        (str(step.get("type", "")).rpartition(".")[2], folder / Path(str(step.get("path", ""))).name)
+        for step in listed
+        if isinstance(step, dict)
+    ]
+    kinds = [kind for kind, _ in steps]
+    if kinds[:2] != ["Transformer", "Pooling"] or not {"Dense", "Normalize"}.issuperset(kinds[2:]):
         raise RepositoryError(
-            f"{folder / MODULES} has the steps {', '.join(kinds)}; known are Transformer, Pooling, and perhaps "
-            "Normalize"
+            f"{folder / MODULES} has the steps {', '.join(kinds)}; known are Transformer, Pooling, and perhaps Dense "
+            "and Normalize"
         )
-    config = read_json(folder / Path(str(steps[1].get("path", ""))).name / "config.json")
+    config = read_json(steps[1][1] / "config.json")
     given = config.get("pooling_mode") or [
         mode
         for mode in _MODES
@@ -75,20 +87,23 @@ def _read_modules(folder: Path) -> tuple[Sequence[str], bool]:
     modes = [given] if isinstance(given, str) else list(given) or ["mean"]
     if unknown := [mode for mode in modes if mode not in _MODES]:
         raise RepositoryError(f"{folder} pools by {unknown[0]}; known are {', '.join(_MODES)}")
-    sentence = folder / "sentence_bert_config.json"
-    if sentence.is_file() and read_json(sentence).get("do_lower_case"):
-        raise RepositoryError(f"{sentence} has do_lower_case; let the tokenizer do that, and set it to false")
-    return modes, "Normalize" in kinds
+    if (read_model_json(folder / "sentence_bert_config.json") or {}).get("do_lower_case"):
+        raise RepositoryError(f"{folder} has do_lower_case; let the tokenizer do that, and set it to false")
+    return modes, steps[2:]
 
 
-def _read_list(file: Path) -> list[Mapping[str, Any]]:
-    try:
-        content = json.loads(settings_text(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RepositoryError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, list) or not all(isinstance(step, dict) for step in content):
-        raise RepositoryError(f"{file} must list the steps of the model")
-    return content
+def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Read tensors of float32 in the form of safetensors: the size of the head, the head, and the numbers."""
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    tensors = {}
+    for name, info in json.loads(content[8:start]).items():
+        if name != "__metadata__":
+            if info["dtype"] != "F32":
+                raise RepositoryError(f"{file} holds {info['dtype']}; save it as float32")
+            first, last = info["data_offsets"]
+            tensors[name] = np.frombuffer(content[start + first : start + last], "<f4").reshape(info["shape"])
+    return tensors
 
 
 class _Graph:
@@ -99,15 +114,12 @@ class _Graph:
         self._opset = next(one.version for one in model.opset_import if one.domain in ("", "ai.onnx"))
         self._count = 0
 
-    def pool(self, modes: Sequence[str], *, normalizes: bool) -> None:
-        """Replace the outputs by one: the pooled vector of each text, joined of several ways if there are."""
-        from onnx import helper
-
+    def pool(self, modes: Sequence[str]) -> str:
+        """Add the pooled vector of each text, joined of several ways if there are."""
         names = [one.name for one in self._graph.input]
         outputs = {one.name: one for one in self._graph.output}
         hidden = outputs.get("last_hidden_state") or outputs.get("token_embeddings") or self._graph.output[0]
-        axes = hidden.type.tensor_type.shape.dim
-        if "attention_mask" not in names or len(axes) != _AXES:
+        if "attention_mask" not in names or len(hidden.type.tensor_type.shape.dim) != _AXES:
             raise RepositoryError(
                 f"the encoder takes {', '.join(names)}, and gives {', '.join(outputs)}; pooling needs an "
                 "attention_mask, and a vector for each token"
@@ -115,17 +127,36 @@ class _Graph:
         self._tokens = self._add("Cast", hidden.name, to=_FLOAT)
         self._mask = self._add("Cast", "attention_mask", to=_FLOAT)
         vectors = [self._pooled(mode) for mode in modes]
-        pooled = vectors[0] if len(vectors) == 1 else self._add("Concat", *vectors, axis=-1)
-        if normalizes:
-            square = self._product(self._across(pooled), self._along(pooled))
-            pooled = self._add(
-                "Div", pooled, self._add("Max", self._add("Sqrt", square), self._constant(1e-12, np.float32))
+        return vectors[0] if len(vectors) == 1 else self._add("Concat", *vectors, axis=-1)
+
+    def project(self, vector: str, folder: Path) -> str:
+        """Add a `Dense` step."""
+        activation = str(read_json(folder / "config.json").get("activation_function", "")).rpartition(".")[2]
+        weights = folder / "model.safetensors"
+        if activation not in _ACTIVATIONS or not weights.is_file():
+            raise RepositoryError(
+                f"{folder} has the activation {activation}; known are {', '.join(_ACTIVATIONS)}, with weights in "
+                f"{weights.name}"
             )
-        self._add("Identity", pooled, output="sentence_embedding")
-        rows, size = axes[0], axes[2]
-        shape = [rows.dim_param or "rows", len(modes) * size.dim_value or None]
+        tensors = _read_tensors(weights)
+        vector = self._add("MatMul", vector, self._constant(tensors["linear.weight"].T, np.float32))
+        if "linear.bias" in tensors:
+            vector = self._add("Add", vector, self._constant(tensors["linear.bias"], np.float32))
+        return self._add(activation, vector)
+
+    def normalize(self, vector: str) -> str:
+        """Add the vector at length 1."""
+        length = self._add("Sqrt", self._product(self._across(vector), self._along(vector)))
+        return self._add("Div", vector, self._add("Max", length, self._constant(1e-12, np.float32)))
+
+    def give(self, vector: str) -> None:
+        """Make a vector the only output."""
+        from onnx import helper
+
+        self._add("Identity", vector, output="sentence_embedding")
         del self._graph.output[:]
-        self._graph.output.append(helper.make_tensor_value_info("sentence_embedding", _FLOAT, shape))
+        output = helper.make_tensor_value_info("sentence_embedding", _FLOAT, ["rows", None])
+        self._graph.output.append(output)
 
     def _pooled(self, mode: str) -> str:
         if mode == "cls":

@@ -25,7 +25,6 @@ from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
 from stoker.environments.check import ModelEnvironment, locate_environment
 from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.available_models import AvailableModel, EarlierLabels, find_available_models
 from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework, defines_triton_model
@@ -41,7 +40,7 @@ from stoker.models.tokenizers import find_text_input
 from stoker.models.way_choice import choose_here
 from stoker.models.way_measuring import Bench
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
-from stoker.settings.image_input import Decoding, ImageInput, read_image_input
+from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.model_limits import find_limit
 from stoker.settings.server import ServerSettings
@@ -436,18 +435,4 @@ def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
         if registered is not None:
             logger.warning("%s takes no images, only numbers: %s", source.name, missing)
         return None
-    image = read_image_input(registered) if model.image is None and registered is not None else model.image
-    if image is not None and image.decoding != "precise":
-        _check_decoding(image.decoding, source.name)
-    return image
-
-
-def _check_decoding(decoding: Decoding, name: str) -> None:
-    """Raise InvalidSettings if frontends here cannot decode JPEGs in this way."""
-    if find_spec("simplejpeg") is None:
-        raise InvalidSettings(
-            f"{name}: decoding: {decoding} needs simplejpeg, which is not installed; {how_to_install('images')}"
-        )
-    problem = find_decoder_problem() if decoding == "gpu" else None
-    if problem is not None:
-        raise InvalidSettings(f"{name}: decoding: gpu cannot be used: {problem}")
+    return read_image_input(registered) if model.image is None and registered is not None else model.image

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -45,40 +44,33 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
             cannot be read.
     """
     name, path, settings = source.name, source.path, model.text
-    if settings is False or source.framework not in _FRAMEWORKS or model.sequence is not None or model.pad:
-        if settings:
-            raise InvalidSettings(
-                f"{name}: text is for models of {', '.join(_FRAMEWORKS)} without the settings sequence and pad"
-            )
+    if settings is False:
         return None
     # Exporters write the model into a folder beside the tokenizer.
     exported = (path.parent.parent,) if path.parent.name == "onnx" else ()
     folders = (path if path.is_dir() else path.parent, path.parent, model_dir, *exported)
     folder = next((folder for folder in folders if (folder / TOKENIZER).is_file()), None)
-    if folder is None:
-        if settings is not None:
-            raise InvalidSettings(
-                f"{name}: text needs a {TOKENIZER} beside the model; there is none in {folders[0]}"
-            )
-        return None
-    if find_spec("tokenizers") is None:
-        missing = f"the library tokenizers is not installed; {how_to_install('text')}"
-        if settings is not None:
-            raise InvalidSettings(f"{name}: {missing}")
-        logger.info("%s takes no texts, only numbers: %s", name, missing)
+    problem = ""
+    if source.framework not in _FRAMEWORKS or model.sequence is not None or model.pad:
+        problem = f"text is for models of {', '.join(_FRAMEWORKS)} without the settings sequence and pad"
+    elif folder is None:
+        problem = f"text needs a {TOKENIZER} beside the model; there is none in {folders[0]}"
+    elif find_spec("tokenizers") is None:
+        problem = f"the library tokenizers is not installed; {how_to_install('text')}"
+        logger.info("%s takes no texts, only numbers: %s", name, problem)
+    if settings and problem:
+        raise InvalidSettings(f"{name}: {problem}")
+    if folder is None or problem:
         return None
     given = settings or TextSettings()
-    files = {file: _read(folder / file) for file in _LIMITS}
+    files = {file: read_model_json(folder / file) or {} for file in _LIMITS}
     config = files["config.json"]
     pad_id = config.get("pad_token_id")
     pad_id = pad_id if isinstance(pad_id, int) and 0 <= pad_id < MOST_TOKENS else None
-    offset = (pad_id or 0) + 1 if config.get("model_type") in _OFFSET_POSITIONS else 0
-    given_limits = [
-        value - (offset if file == "config.json" else 0)
-        for file, key in _LIMITS.items()
-        if isinstance(value := files[file].get(key), int | float)
-    ]
-    limits = [limit for limit in given_limits if 0 < limit <= MOST_TOKENS]
+    found = {file: files[file].get(key) for file, key in _LIMITS.items()}
+    if config.get("model_type") in _OFFSET_POSITIONS and isinstance(found["config.json"], int):
+        found["config.json"] -= (pad_id or 0) + 1
+    limits = [one for one in found.values() if isinstance(one, int | float) and 0 < one <= MOST_TOKENS]
     most = int(min(limits, default=_USUAL_TOKENS))
     if given.max_tokens is not None and limits and given.max_tokens > most:
         raise InvalidSettings(f"{name}: text has max_tokens {given.max_tokens}, and its files allow {most}")
@@ -100,15 +92,15 @@ def _labels(by_number: Any) -> tuple[str, ...]:
     return tuple(map(str, labels)) if all(isinstance(label, str) for label in labels) else ()
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file; an empty one if there is no such file."""
+def read_model_json(file: Path, kind: type = dict) -> Any:
+    """Return the object, or the list, in a JSON file of a model; None if there is no such file."""
     if not file.exists():
-        return {}
+        return None
     try:
         # Some files say with a number of a hundred bits that there is no limit.
         content = json.loads(settings_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidSettings(f"{file} must hold a JSON object")
+    if not isinstance(content, kind):
+        raise InvalidSettings(f"{file} must hold a JSON {'list' if kind is list else 'object'}")
     return content

@@ -18,7 +18,7 @@ from stoker.profiling.candidates import Candidate, Space
 from stoker.profiling.curves import MeasuredCurve, PaddedCurve
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, run_instances
 from stoker.simulation.workload import Jitter, Requests, Stream
-from stoker.simulation.world import Outcome, row_tables
+from stoker.simulation.world import Outcome, row_table
 
 _IN_TIME: Final = 0.99
 """The share of rows that have to be answered within the target."""
@@ -235,7 +235,7 @@ def simulate(
     """
     chance = np.random.default_rng(seed)
     requests = _with_rows(Stream(rows_per_s / load.rows, load.target_ms).draw(seconds, chance), load.rows)
-    (table,) = row_tables(requests, 1)
+    table = row_table(requests)
     sizes = PaddedCurve(curve, candidate.batch_buckets)
     at_once = curve.at_once(candidate.instances, candidate.max_batch_rows)
     policy = candidate.policy(load.target_ms)

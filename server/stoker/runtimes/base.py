@@ -11,6 +11,7 @@ import numpy as np
 from stoker.arena import Arena
 from stoker.deployment import Deployment
 from stoker.isolation.batch_monitor import BatchMonitor
+from stoker.runtimes.token_batches import TokenCosts
 from stoker.tensors import Signature
 
 PROBE_ROWS: Final = (2, 1, 3)
@@ -119,6 +120,17 @@ class JoiningRuntime(Runtime, Protocol):
     def run_tensors(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Run one batch of joined tensors by name."""
         ...
+
+
+@runtime_checkable
+class TokenRuntime(Runtime, Protocol):
+    """A runtime of rows of tokens.
+
+    Attributes:
+        costs: How long it computes, by tokens; None if its rows run alone, or have one length.
+    """
+
+    costs: TokenCosts | None
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Final
@@ -25,9 +25,9 @@ from stoker.isolation.difference import largest_difference
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import Feeds, Run
-from stoker.runtimes.token_batches import TokenCosts, length_bucket
+from stoker.runtimes.token_batches import TokenCosts, padded_lengths
 from stoker.runtimes.token_feeds import TokenFeeds
-from stoker.samples.sample import find_sample_feeds
+from stoker.samples.text_sample import find_text_sample
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
 from stoker.wire.texts import SEGMENT_BITS, TEXT, Tokenizing, UnusableTokenizer, text_tensors
 
@@ -70,9 +70,7 @@ def text_runtime(
         feeds.pad_id = tokenizing.pad_id
         if 0 < feeds.fixed_tokens < text.max_tokens:
             raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
-        sample = find_sample_feeds(deployment, text_tensors(()).inputs)
-        assert sample is not None, "there are always texts"
-        rows = sample.feeds[TEXT]
+        rows, _ = find_text_sample(deployment, text)
         outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
         _check_largest_id(run, feeds, tokenizing.find_largest_id())
     except UnusableTokenizer:
@@ -82,28 +80,26 @@ def text_runtime(
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
         logger.info("%s takes no texts, only numbers: %s", deployment.name, error)
         return None
-    infos = tuple(
-        TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
-    )
-    signature = Signature(
-        (TensorSpec(TEXT, "int32", (1 + text.max_tokens,)),), outputs, callers=text_tensors(infos)
-    )
-    most, key = text.max_tokens, deployment.file_key()
+    infos = [TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs]
+    row = TensorSpec(TEXT, "int32", (1 + text.max_tokens,))
+    signature = Signature((row,), outputs, callers=text_tensors(infos))
+    most, key = feeds.fixed_tokens or text.max_tokens, deployment.file_key()
     isolation, costs = _findings.get(key) or (None, None)
     if isolation is None:
         # Rows of one length, so that only what is beside a row can change its answer.
-        size = feeds.fixed_tokens or min(most, length_bucket(int(rows[:, 0].max()) + 1))
-        padded = TextRuntime(run, feeds, signature, tokens=size)
-        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
+        size = feeds.fixed_tokens or min(most, int(padded_lengths(rows[:, 0].max() + 1)))
+        padded = TextRuntime(run, feeds, signature, TokenCosts(0, 1, 1 << 30, size, size))
+        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, *row.shape)),), tuple(infos), batched=True)
         isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
         if isolation.batched and not feeds.fixed_tokens:
             alone = TextRuntime(run, feeds, signature)
             isolation = _with_padding(isolation, padded, alone, rows, _REDUCED.get(computed_in or "", _BOUND))
-            costs = _measure(run, feeds, rows, most, deployment.max_batch_rows) if isolation.batched else None
+        if isolation.batched or feeds.fixed_tokens:
+            most_rows = deployment.max_batch_rows if isolation.batched else 1
+            costs = _measure(run, feeds, rows, most, most_rows)
         logger.info("%s: its texts are %s", deployment.name, isolation)
         _findings.keep(key, (isolation, costs))
-    signature = dataclasses.replace(signature, isolation=isolation)
-    return TextRuntime(run, feeds, signature, costs, feeds.fixed_tokens)
+    return TextRuntime(run, feeds, dataclasses.replace(signature, isolation=isolation), costs)
 
 
 _findings: Final = KeptFindings[tuple[RowIsolation, TokenCosts | None]]()
@@ -114,6 +110,7 @@ class TextRuntime:
 
     Attributes:
         signature: Rows of tokens, and the outputs of a row.
+        costs: Divides batches into parts of like length; None to run each row alone, without padding.
         monitor: Inspects the parts that it runs.
         choice: See `ChosenRuntime`; empty unless the loader of its framework has set it.
     """
@@ -121,23 +118,12 @@ class TextRuntime:
     choice = ""
 
     def __init__(
-        self,
-        run: Run,
-        feeds: TokenFeeds,
-        signature: Signature,
-        costs: TokenCosts | None = None,
-        tokens: int = 0,
+        self, run: Run, feeds: TokenFeeds, signature: Signature, costs: TokenCosts | None = None
     ) -> None:
-        """Wrap `run`, which each fork calls from a thread of its own.
-
-        Args:
-            costs: Divides batches into parts of like length; None to run each row alone.
-            tokens: The length of all rows with their padding, which then run as one part; 0 for any.
-        """
-        self.signature = signature
+        """Wrap `run`, which each fork calls from a thread of its own."""
+        self.signature, self.costs = signature, costs
         self.monitor = BatchMonitor()
-        self._model, self._feeds, self._costs, self._tokens = run, feeds, costs, tokens
-        self._is_apart = signature.isolation is not None and not signature.isolation.batched
+        self._model, self._feeds = run, feeds
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
         """Run a batch of rows; those without a token fill it up, and get zeros."""
@@ -146,11 +132,13 @@ class TextRuntime:
     def run_rows(self, rows_by_name: Feeds) -> Mapping[str, np.ndarray]:
         """Run rows, and return the outputs by name."""
         rows = rows_by_name[TEXT]
-        if not 0 <= rows[:, 0].min() <= rows[:, 0].max() <= (self._tokens or rows.shape[1] - 1):
+        if not 0 <= rows[:, 0].min() <= rows[:, 0].max() < rows.shape[1]:
             raise ValueError("a row has more tokens than fit")
         specs = self.signature.outputs
         outputs = {spec.name: np.zeros((len(rows), *spec.shape), spec.dtype) for spec in specs}
-        for places, tokens in self._parts(rows[:, 0]):
+        lengths = rows[:, 0]
+        alone = (([place], int(lengths[place])) for place in np.flatnonzero(lengths).tolist())
+        for places, tokens in alone if self.costs is None else self.costs.divide(lengths):
             feeds = self._feeds.feeds(rows[places], tokens)
             results = self._model(feeds)
             found = {spec.name: check_batch(spec, results[spec.name], len(places)) for spec in specs}
@@ -171,16 +159,6 @@ class TextRuntime:
         fork.monitor = BatchMonitor()
         return fork
 
-    def _parts(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the places of rows that run together, and their length with padding."""
-        if self._costs is not None:
-            yield from self._costs.divide(lengths)
-        elif self._tokens and not self._is_apart:
-            yield np.arange(len(lengths)), self._tokens
-        else:
-            for place in lengths.nonzero()[0].tolist():
-                yield np.array([place]), self._tokens or int(lengths[place])
-
 
 def _outputs_of_rows(
     run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo], labels: tuple[str, ...]
@@ -194,22 +172,22 @@ def _outputs_of_rows(
         except Exception as error:
             raise LoadFailed(f"it fails on texts of {tokens} tokens: {error}") from error
         shapes.append({name: (array.dtype.name, array.shape) for name, array in results.items()})
-    found = tuple(
-        TensorSpec(
-            info.name, dtype, shape[1:], labels=info.labels or (labels if shape[1:] == (len(labels),) else ())
-        )
-        for info in outputs
-        for dtype, shape in [shapes[0][info.name]]
-        if all(other[info.name] == (dtype, shape) for other in shapes)
-        and shape[:1] == (len(rows[:2]),)
-        and dtype in NUMERIC_DTYPES
-    )
+    found = []
+    for info in outputs:
+        dtype, shape = shapes[0][info.name]
+        if (
+            shapes[-1][info.name] == (dtype, shape)
+            and shape[:1] == (len(rows[:2]),)
+            and dtype in NUMERIC_DTYPES
+        ):
+            own = info.labels or (labels if shape[1:] == (len(labels),) else ())
+            found.append(TensorSpec(info.name, dtype, shape[1:], labels=own))
     if not found:
         raise LoadFailed(
             f"its outputs are {', '.join(map(str, outputs))}, with a size for each token; import it with its pooling "
             "(stoker models import)"
         )
-    return found
+    return tuple(found)
 
 
 def _check_largest_id(run: Run, feeds: TokenFeeds, largest: int) -> None:
@@ -238,13 +216,7 @@ def _with_padding(
     ]
     if (most := max(differences)) <= bound:
         return isolation
-    return dataclasses.replace(
-        isolation,
-        batched=False,
-        how="tested",
-        reason=f"padding changes answers by {most:.2g} of the largest number",
-        setting="",
-    )
+    return RowIsolation(False, "tested", f"padding changes answers by {most:.2g} of the largest number")
 
 
 def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int, most_rows: int) -> TokenCosts:
@@ -253,15 +225,15 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int, most_r
     Args:
         most_rows: The rows of the largest batch; a program of PyTorch may refuse more.
     """
-    row = rows[rows[:, 0].argmax()]
-    tokens = min(_TIMED_TOKENS, longest)
+    row, fixed = rows[rows[:, 0].argmax()], feeds.fixed_tokens
+    few, tokens = fixed or 8, fixed or min(_TIMED_TOKENS, longest)
     words = np.resize(row[1 : 1 + row[0]], tokens)
 
     def time_ns(count: int, tokens: int) -> float:
         made = np.tile(np.concatenate(([tokens], words[:tokens])).astype(np.int32), (count, 1))
         return 1e9 * min(timeit.repeat(partial(run, feeds.feeds(made, tokens)), number=1, repeat=_RUNS))
 
-    first_ns, until_s = time_ns(1, 8), time.perf_counter() + _TIMED_S
+    first_ns, until_s = time_ns(1, few), time.perf_counter() + _TIMED_S
     taken_ns = {}
     for count in (1 << power for power in range(min(most_rows, _MOST_ROWS).bit_length())):
         taken_ns[count] = time_ns(count, tokens) / (count * tokens)
@@ -269,4 +241,4 @@ def _measure(run: Run, feeds: TokenFeeds, rows: np.ndarray, longest: int, most_r
             break
     token_ns = min(taken_ns.values())
     count = next(count for count, each_ns in taken_ns.items() if each_ns <= _GAIN * token_ns)
-    return TokenCosts(max(0.0, first_ns - 8 * token_ns), token_ns, count * tokens, longest)
+    return TokenCosts(max(0.0, first_ns - few * token_ns), token_ns, count * tokens, longest, fixed)

@@ -7,7 +7,6 @@ import mimetypes
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -134,9 +133,6 @@ def _from_images(
     if len(specs) < len(inputs):
         return None
     rows_bytes = len(content) * max(spec.row_bytes for spec in specs)
-    if image.decoding == "gpu":
-        # Samples are read by processes that open no GPU for it.
-        image = replace(image, decoding="precise")
     reader = ImageReader(image, Signature(specs, ()), max_pixels=_MAX_PIXELS, max_rows_bytes=rows_bytes)
     if not reader.claims(content, b""):
         return None

@@ -16,6 +16,8 @@ from stoker.errors import ScoringTimeout
 from stoker.scripts.exits import contain
 from stoker.system.forks import call_in_this_process
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
+from stoker.system.resources import start_thread
+from stoker.system.vital_work import vital
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +60,12 @@ class Watchdog:
         pause_s = min(_LONGEST_PAUSE_S, self.timeout_ms / 1000 / 20)
 
         def live() -> None:
-            while True:
-                time.sleep(pause_s)
-                self.check_calls()
+            with vital("the watchdog of the script", self._end_process):
+                while True:
+                    time.sleep(pause_s)
+                    self.check_calls()
 
-        threading.Thread(target=live, name="watchdog", daemon=True).start()
+        start_thread(threading.Thread(target=live, name="watchdog", daemon=True))
 
     def guard(self, function: Callable[[], _Result]) -> _Result:
         """Call `function` on this thread, and watch it.

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 from stoker.settings.readers import check_keys
 
 Layout = Literal["hwc", "chw"]
-Decoding = Literal["precise", "fast", "gpu"]
+Decoding = Literal["precise", "fast"]
 
 _KEYS: Final = ("size", "channels", "scale", "mean", "std", "invert", "layout", "decoding")
 _SIZE: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
@@ -32,8 +32,8 @@ class ImageInput:
         std: The divisors of the result, one for each channel; empty for none.
         invert: Whether dark and light change places first: dark ink on white paper becomes light on dark.
         layout: The order of the axes height, width and channel; None takes it from the input's shape.
-        decoding: Whether JPEGs are decoded at the smallest scale that gives enough pixels (`fast`), with at
-            least three times as many on each side, if there are (`precise`), or on a GPU (`gpu`).
+        decoding: Whether JPEGs are decoded at the smallest scale that gives enough pixels (`fast`), or with at
+            least three times as many on each side, if there are (`precise`).
     """
 
     height: int

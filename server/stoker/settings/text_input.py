@@ -59,15 +59,9 @@ def read_text_settings(value: Any) -> TextSettings | Literal[False]:
     if isinstance(value, str):
         if value == "off":
             return False
-        pairs = (item.partition("=") for item in value.split(",") if item.strip())
+        pairs = (item.partition("=") for item in value.split(","))
         value = {key.strip(): given.strip() for key, _, given in pairs}
     if not isinstance(value, Mapping):
         raise ValueError(f"must hold {' and '.join(_READERS)} by name, or be off")
     check_keys(value, tuple(_READERS))
-    read = {}
-    for name, given in value.items():
-        try:
-            read[name] = _READERS[name](given)
-        except ValueError as error:
-            raise ValueError(f"has a {name} that {error}") from None
-    return TextSettings(**read)
+    return TextSettings(**{name: _READERS[name](given) for name, given in value.items()})

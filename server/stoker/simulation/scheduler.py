@@ -142,9 +142,8 @@ class PlannedScheduler:
         self._large = bool(len(table.size)) and int(table.size.max()) > 1
         self._queue = RowQueue()
 
-    def arrive(self, model: int, start: int, stop: int) -> None:
+    def arrive(self, start: int, stop: int) -> None:
         """Queue arrived rows that are admitted."""
-        del model
         rows: slice | np.ndarray = slice(start, stop)
         table = self._table
         if self.admission is not None:
@@ -175,12 +174,11 @@ class PlannedScheduler:
         if self.admission is not None:
             self.admission.publish(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
         if not lots:
-            return Batch(0, self._numbers[:0], planned.check_again_ns)
-        return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
+            return Batch(self._numbers[:0], planned.check_again_ns)
+        return Batch(lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
 
-    def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
+    def ran(self, rows: int, elapsed_ns: int, beside: int = 0) -> None:
         """Let the batching scheduler learn a batch's time."""
-        del model
         if self.admission is not None:
             self.admission.end_batch()
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
@@ -232,7 +230,7 @@ def run_instances(
     while now_ns <= last_ns:
         if begun < len(arrivals) and arrivals[begun] <= now_ns:
             start, begun = begun, bisect_right(arrivals, now_ns, begun)
-            planned.arrive(0, start, begun)
+            planned.arrive(start, begun)
         coming = _begin(device, planned, most, now_ns)
         if begun < len(arrivals) and len(device.running) < most:
             coming = min(coming, arrivals[begun])
@@ -241,15 +239,15 @@ def run_instances(
         now_ns = device.advance(now_ns, coming)
         for batch in device.pop_ended():
             done[batch.rows] = now_ns
-            planned.ran(0, len(batch.rows), now_ns - batch.began_ns, batch.beside)
-    return Outcome(requests, answered_ns(requests, [table], [done]), [device.busy_ns], device.batches, now_ns)
+            planned.ran(len(batch.rows), now_ns - batch.began_ns, batch.beside)
+    return Outcome(requests, answered_ns(requests, table, done), device.busy_ns, device.batches, now_ns)
 
 
 def _begin(device: _Device, planned: PlannedScheduler, most: int, now_ns: int) -> int:
     """Start the batches that the scheduler dispatches; return when to call again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)
-        _, rows, check_again_ns = planned.next_batch(now_ns)
+        rows, check_again_ns = planned.next_batch(now_ns)
         if not len(rows):
             return NEVER_NS if check_again_ns is None else check_again_ns
         device.begin(rows, now_ns)

@@ -1,96 +1,54 @@
-"""JPEG files to pixels by libjpeg-turbo itself: the pixels that Pillow gives, in half of its time; or by a GPU.
+"""JPEG files to pixels by libjpeg-turbo itself: the pixels that Pillow gives, in half of its time.
 
-Pillow reads what this module leaves: other colours than grey and YCbCr, files that libjpeg-turbo warns of, and what
-the GPU cannot decode.
+Pillow reads what this module leaves: other colours than grey and YCbCr, and files that libjpeg-turbo warns of.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
-import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from stoker.settings.image_input import Decoding
-
-if TYPE_CHECKING:
-    from stoker.gpu.jpegs import JpegDecoder
-
-logger = logging.getLogger(__name__)
-
+# Other eighths are slower than all pixels: libjpeg-turbo has no SIMD for them.
 _SCALES: Final = (8, 4, 2)
 _COLOURS: Final[Mapping[str, str]] = {"YCbCr": "RGB", "Gray": "GRAY"}
 
 
-def decode_jpeg(
-    content: bytes, size: tuple[int, int], least: tuple[int, int], decoding: Decoding
-) -> np.ndarray | None:
+def decode_jpeg(content: bytes, size: tuple[int, int], least: tuple[int, int]) -> np.ndarray | None:
     """Return the pixels of a file, uint8 `[height, width]` or `[height, width, 3]`; None if Pillow has to read it.
 
+    They are as many as the file has, or one half, quarter or eighth on each side, as Pillow's `draft` chooses.
+
     Args:
-        size: Height and width in its header.
-        least: Height and width that are needed.
-        decoding: `fast` decodes at the smallest scale, of eighths, that gives as many pixels as needed; `precise` at
-            one half, quarter or eighth, as Pillow's `draft` does; `gpu` on the GPU, as large as the file has it.
+        size: Width and height in its header.
+        least: Width and height that are needed.
     """
     library = jpeg_library()
     if library is None:
         return None
-    height, width = least if decoding == "fast" else _drafted(size, least)
+    times = min(size[0] // least[0], size[1] // least[1])
+    scale = next((scale for scale in _SCALES if times >= scale), 1)
     try:
-        *found, colours, _ = library.decode_jpeg_header(content)
-        if tuple(found) != size or colours not in _COLOURS:
+        height, width, colours, _ = library.decode_jpeg_header(content)
+        if (width, height) != size or colours not in _COLOURS:
             return None
-        if decoding == "gpu":
-            return _decode_on_gpu(content, size)
         pixels: np.ndarray = library.decode_jpeg(
-            content, _COLOURS[colours], min_height=height, min_width=width, strict=True
+            content,
+            _COLOURS[colours],
+            min_height=-(-height // scale),
+            min_width=-(-width // scale),
+            strict=True,
         )
     except ValueError:
         return None
     return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
-def _drafted(size: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
-    times = min(size[0] // least[0], size[1] // least[1])
-    scale = next((scale for scale in _SCALES if times >= scale), 1)
-    return -(-size[0] // scale), -(-size[1] // scale)
-
-
 @cache
 def jpeg_library() -> Any:
     """Return the package that brings libjpeg-turbo, or None; imported once, before requests wait for it."""
     return importlib.import_module("simplejpeg") if find_spec("simplejpeg") is not None else None
-
-
-# The GPU's decoder of this process is for one thread at a time.
-_turn: Final = threading.Lock()
-
-
-def open_gpu_decoder() -> None:
-    """Open the GPU's decoder of this process, which takes a second, before a request waits for it."""
-    with _turn:
-        gpu_decoder()
-
-
-def _decode_on_gpu(content: bytes, size: tuple[int, int]) -> np.ndarray | None:
-    with _turn:
-        decoder = gpu_decoder()
-        return None if decoder is None else decoder.decode(content, size)
-
-
-@cache
-def gpu_decoder() -> JpegDecoder | None:
-    """Return the GPU's decoder of this process, or None if it does not start."""
-    from stoker.gpu.jpegs import JpegDecoder
-
-    try:
-        return JpegDecoder()
-    except Exception as error:  # noqa: BLE001  # a package that loads libraries and opens a GPU
-        logger.error("JPEGs are decoded on the CPU, because nvImageCodec does not start: %s", error)  # noqa: TRY400
-        return None

@@ -6,7 +6,8 @@ A request is decoded to texts for the model; its answer is encoded from the only
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ class TextRequest(NamedTuple):
     Attributes:
         texts: `object[n]`, or `object[n, 2]` of queries and documents.
         model: The model that it names; empty for none.
-        encode: Returns the fields of the answer for the model's output, `[n, size]`, but for model and usage.
+        encode: Returns the fields of the answer for the model's output, `[n, size]`, but for model and usage. A
+            process can send it to another.
     """
 
     texts: np.ndarray
@@ -31,85 +33,78 @@ class TextRequest(NamedTuple):
 
 def decode_embeddings(body: bytes) -> TextRequest:
     """Decode a request for embeddings."""
-    document = _object(body)
+    document, model = _read(body)
     given = document.get("input")
-    texts = [given] if isinstance(given, str) else given
-    if not _are_texts(texts):
-        raise InvalidInput('"input" must be a text or a list of texts; tokens are not taken.')
-    form = document.get("encoding_format")
+    form, size = document.get("encoding_format"), _count(document, "dimensions")
     if form not in (None, "float", "base64"):
         raise InvalidInput('"encoding_format" must be float or base64.')
-    size = document.get("dimensions")
-    if size is not None and (type(size) is not int or size < 1):
-        raise InvalidInput('"dimensions" must be a whole number above 0.')
-
-    def encode(output: np.ndarray) -> dict[str, Any]:
-        vectors = output.astype("<f4")
-        if size is not None:
-            if size > vectors.shape[1]:
-                raise InvalidInput(f'"dimensions" is {size}, and the model has {vectors.shape[1]}.')
-            vectors = np.ascontiguousarray(vectors[:, :size])
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
-        binary = (base64.b64encode(vector.tobytes()).decode() for vector in vectors)
-        listed = enumerate(vectors if form != "base64" else binary)
-        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in listed]
-        return {"object": "list", "data": data}
-
-    return TextRequest(_strings(texts), _model(document), encode)
+    texts = _texts([given] if isinstance(given, str) else given, '"input" must be a text or a list of texts')
+    return TextRequest(texts, model, partial(_embeddings, size=size, is_binary=form == "base64"))
 
 
 def decode_rerank(body: bytes) -> TextRequest:
     """Decode a request to order documents by their relevance to a query."""
-    document = _object(body)
-    query, given, top = document.get("query"), document.get("documents"), document.get("top_n")
+    document, model = _read(body)
+    query, given, top = document.get("query"), document.get("documents"), _count(document, "top_n")
     listed = given if isinstance(given, list) else []
-    texts = [one.get("text") if isinstance(one, dict) else one for one in listed]
-    if not isinstance(query, str) or not _are_texts(texts):
-        raise InvalidInput('"query" must be a text, and "documents" a list of texts.')
-    if top is not None and (type(top) is not int or top < 1):
-        raise InvalidInput('"top_n" must be a whole number above 0.')
-
-    def encode(output: np.ndarray) -> dict[str, Any]:
-        if output.size != len(output):
-            raise InvalidInput(
-                f"The model gives {output.shape[1]} numbers for a pair of texts, and no score."
-            )
-        scores = 1 / (1 + np.exp(-output.reshape(-1).astype(np.float64).clip(-700, 700)))
-        order = np.argsort(-scores, kind="stable").tolist()
-        results = [{"index": place, "relevance_score": scores[place]} for place in order]
-        if document.get("return_documents"):
-            results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
-        return {"object": "list", "results": results[:top]}
-
-    return TextRequest(_strings([[query, text] for text in texts]), _model(document), encode)
+    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in listed]
+    encoded = _texts(texts and [query, *texts], '"query" must be a text, and "documents" a list of texts')
+    pairs = np.stack((encoded[:1].repeat(len(texts)), encoded[1:]), axis=1)
+    returned = texts if document.get("return_documents") else None
+    return TextRequest(pairs, model, partial(_ranks, top=top, documents=returned))
 
 
-def encode_answer(request: TextRequest, model: str, outputs: Mapping[str, np.ndarray], tokens: int) -> bytes:
-    """Return the JSON of an answer."""
+def encode_answer(
+    encode: Callable[[np.ndarray], dict[str, Any]], model: str, outputs: Mapping[str, np.ndarray], tokens: int
+) -> bytes:
+    """Return the JSON of an answer; `encode` is that of its request."""
     flat = [array for array in outputs.values() if array.ndim <= 2]  # a vector or number for each text
     if not flat or flat[0].dtype == object:
         raise InvalidInput(f"{model} gives no vector or number for each text.")
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return dump({**request.encode(flat[0].reshape(len(flat[0]), -1)), "model": model, "usage": usage})
+    return dump({**encode(flat[0].reshape(len(flat[0]), -1)), "model": model, "usage": usage})
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _embeddings(output: np.ndarray, *, size: int | None, is_binary: bool) -> dict[str, Any]:
+    vectors = output.astype("<f4")
+    if size is not None:
+        if size > vectors.shape[1]:
+            raise InvalidInput(f'"dimensions" is {size}, and the model has {vectors.shape[1]}.')
+        vectors = np.ascontiguousarray(vectors[:, :size])
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    listed = (base64.b64encode(vector.tobytes()).decode() for vector in vectors) if is_binary else vectors
+    data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(listed)]
+    return {"object": "list", "data": data}
+
+
+def _ranks(output: np.ndarray, *, top: int | None, documents: Sequence[str] | None) -> dict[str, Any]:
+    if output.shape[1] != 1:
+        raise InvalidInput(f"The model gives {output.shape[1]} numbers for a pair of texts, and no score.")
+    scores = 1 / (1 + np.exp(-output[:, 0].astype(np.float64).clip(-700, 700)))
+    results = [
+        {"index": place, "relevance_score": scores[place]}
+        | ({} if documents is None else {"document": {"text": documents[place]}})
+        for place in np.argsort(-scores, kind="stable").tolist()
+    ]
+    return {"object": "list", "results": results[:top]}
+
+
+def _read(body: bytes) -> tuple[dict[str, Any], str]:
+    """Return a request, and the model that it names."""
     document = parse_document(body)
     if not isinstance(document, dict):
         raise InvalidInput("The body must be a JSON object.")
-    return document
+    return document, str(document.get("model") or "")
 
 
-def _model(document: dict[str, Any]) -> str:
-    name = document.get("model")
-    return "" if name is None else str(name)
+def _count(document: dict[str, Any], name: str) -> int | None:
+    count: int | None = document.get(name)
+    if count is not None and (type(count) is not int or count < 1):
+        raise InvalidInput(f'"{name}" must be a whole number above 0.')
+    return count
 
 
-def _are_texts(texts: Any) -> bool:
-    return isinstance(texts, list) and bool(texts) and all(isinstance(text, str) for text in texts)
-
-
-def _strings(texts: Any) -> np.ndarray:
-    array = np.array(texts, object)
-    array.flat[:] = [text.encode() for text in array.flat]
-    return array
+def _texts(texts: Any, rule: str) -> np.ndarray:
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidInput(f"{rule}; tokens are not taken.")
+    return np.array([text.encode() for text in texts], object)

@@ -23,11 +23,9 @@ SEGMENT_BITS: Final = 24
 """A token of a row is `segment << SEGMENT_BITS | id`."""
 _MOST_TOKENIZER_BYTES: Final = 256 << 20
 _MOST_ROWS_BYTES: Final = 64 << 20
-_MOST_TOKEN_BYTES: Final = 64
-"""No more bytes of a text are read than this for each token that the model takes; usual tokens have four."""
+_MOST_TOKEN_CHARS: Final = 64
+"""No more of a text is read than this for each token that the model takes; usual tokens have four characters."""
 _PAIR: Final = 2
-_CONTINUES, _CONTINUED = 0b11000000, 0b10000000
-"""The bits of a byte of UTF-8 that continues a character, and their value."""
 
 
 class UnusableTokenizer(LoadFailed):
@@ -99,38 +97,30 @@ class Tokenizing:
         most_tokens = self._text.max_tokens
         rows = np.zeros((len(texts), 1 + most_tokens), np.int32)
         is_longer = np.zeros(len(texts), bool)
+        is_pairs = texts.shape[1:] == (_PAIR,)
         inputs: list[Any] = []
         for place, parts in enumerate(texts.reshape(len(texts), -1).tolist()):
             try:
-                read = [_decode(part, _MOST_TOKEN_BYTES * most_tokens) for part in parts]
+                read = [part.decode() for part in parts]
             except UnicodeDecodeError:
                 raise InvalidInput(f"Text {first + place} is not UTF-8.") from None
-            is_longer[place] = any(len(part) > _MOST_TOKEN_BYTES * most_tokens for part in parts)
-            inputs.append(tuple(read) if len(read) == _PAIR else read[0])
+            is_longer[place] = max(map(len, read)) > _MOST_TOKEN_CHARS * most_tokens
+            read = [part[: _MOST_TOKEN_CHARS * most_tokens] for part in read]
+            inputs.append(tuple(read) if is_pairs else read[0])
         try:
             # The fast way gives pairs no segments where the tokenizer has no post-processor.
-            is_pairs = texts.shape[1:] == (_PAIR,)
             encode = self._tokenizer.encode_batch if is_pairs else self._tokenizer.encode_batch_fast
             encodings = encode(inputs)
         except BaseException as error:  # a panic of the library is no `Exception`
             raise RuntimeError(f"{self._text.tokenizer} fails on a text: {error}") from error
-        for place, encoding in enumerate(encodings):
-            tokens = np.array(encoding.ids, np.int32)
-            if isinstance(inputs[place], tuple):
-                tokens |= np.array(encoding.type_ids, np.int32) << SEGMENT_BITS
-            rows[place, 0] = len(tokens)
-            rows[place, 1 : 1 + len(tokens)] = tokens
-            is_longer[place] |= bool(encoding.overflowing)
+        for row, encoding in zip(rows, encodings, strict=True):
+            row[0] = len(encoding.ids)
+            row[1 : 1 + row[0]] = encoding.ids
+            if is_pairs:
+                row[1 : 1 + row[0]] |= np.array(encoding.type_ids, np.int32) << SEGMENT_BITS
+        is_longer |= [bool(encoding.overflowing) for encoding in encodings]
         if self._text.longer == "refuse" and is_longer.any():
             raise InvalidInput(
                 f"Text {first + int(is_longer.argmax())} has more than {most_tokens} tokens; send shorter ones."
             )
         return TokenRows(rows, int(is_longer.sum()))
-
-
-def _decode(text: bytes, most_bytes: int) -> str:
-    """Decode the start of a text; a character that is cut in two is left out."""
-    if len(text) > most_bytes:
-        while most_bytes and text[most_bytes] & _CONTINUES == _CONTINUED:
-            most_bytes -= 1
-    return text[:most_bytes].decode()

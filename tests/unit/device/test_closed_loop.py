@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.closed_loop import ClosedLoop
+from tests.simulated_device import A100 as CURVE
+from tests.simulated_device import run_alone
 
 from stoker.device.batch_decisions import BatchPolicy
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
-from stoker.simulation.workload import CURVES, Jitter, Stream
-from stoker.simulation.world import Outcome, row_tables, run
-
-CURVE = CURVES["resnet50-a100"]
+from stoker.simulation.workload import Jitter, Stream
+from stoker.simulation.world import Outcome, row_table
 
 
 @pytest.mark.parametrize(("target_ms", "think_ms"), [(50, 0), (50, 50)])
@@ -27,11 +27,11 @@ def test_caller_that_retries_as_advised_is_admitted(target_ms: float, think_ms: 
 def outcome(load: float, *, admitted: bool) -> tuple[Outcome, int]:
     """Simulate a second of requests with a target of 50 ms; returns the outcome and the number of refusals."""
     requests = Stream(load * CURVE.peak_rows_per_s, 50).draw(1.0, np.random.default_rng(101))
-    (table,) = row_tables(requests, 1)
+    table = row_table(requests)
     policy = BatchPolicy(CURVE.max_batch_rows)
     admission = AdmissionControl(policy, lambda: 0.0)
     planned = PlannedScheduler(table, policy, admission=admission if admitted else None)
-    return run(requests, [CURVE], [table], planned, Jitter(np.random.default_rng(102))), admission.refused
+    return run_alone(requests, CURVE, table, planned, Jitter(np.random.default_rng(102))), admission.refused
 
 
 def test_admission_hardly_lowers_the_rows_in_time() -> None:

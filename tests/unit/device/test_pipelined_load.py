@@ -134,7 +134,7 @@ class Load:
 
     def close(self) -> None:
         """End the worker."""
-        self.worker._close()
+        self.worker.close()
         self.frontend.close()
 
     def run(self, arrivals_ns: Sequence[int], callers: int = 0) -> float:

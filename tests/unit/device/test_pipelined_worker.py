@@ -564,7 +564,7 @@ def test_a_failure_of_the_second_thread_ends_the_first(monkeypatch: pytest.Monke
     thread.join(PATIENCE_S)
     assert len(raised) == 1
     monkeypatch.undo()
-    joined.worker._close()
+    joined.worker.close()
     for exchange in joined.exchanges:
         exchange.close()
     joined.loop.close()

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from tests.text_models import encoder_weights, write_encoder, write_tokenizer
 
-from stoker.errors import RepositoryError
+from stoker.errors import InvalidSettings, RepositoryError
 from stoker.importing.imports import ImportOrder, import_model
 from stoker.importing.sentence_transformers import pooled_model
 from stoker.models.repository import Repository
@@ -116,6 +116,61 @@ def test_several_ways_are_joined(tmp_path: Path) -> None:
         assert np.allclose(run(target / "model.onnx")["sentence_embedding"], expected, atol=1e-5)
 
 
+def write_tensors(file: Path, **tensors: np.ndarray) -> None:
+    """Write them in the form of safetensors."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    content = b""
+    for name, array in tensors.items():
+        kind = {"float32": "F32", "float16": "F16"}[array.dtype.name]
+        place = [len(content), len(content) + array.nbytes]
+        head[name.replace("_", ".")] = {"dtype": kind, "shape": array.shape, "data_offsets": place}
+        content += array.tobytes()
+    described = json.dumps(head).encode()
+    file.write_bytes(len(described).to_bytes(8, "little") + described + content)
+
+
+@pytest.mark.parametrize(
+    "activation", ["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"]
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_dense_steps_project_the_vector(tmp_path: Path, activation: str, has_bias: bool) -> None:
+    """In the order of the list: here before the normalisation."""
+    steps = ("Transformer", "Pooling", "Dense", "Normalize")
+    folder = write_folder(tmp_path / "folder", {}, steps=steps)
+    random = np.random.default_rng(3)
+    weight, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (5,)))
+    dense = folder / "2_Dense"
+    dense.mkdir()
+    (dense / "config.json").write_text(json.dumps({"activation_function": activation}))
+    write_tensors(
+        dense / "model.safetensors", linear_weight=weight, **({"linear_bias": bias} if has_bias else {})
+    )
+    expected = (
+        pooled(run(folder / "onnx" / "model.onnx")["last_hidden_state"], "mean") @ weight.T + bias * has_bias
+    )
+    expected = np.tanh(expected) if "Tanh" in activation else expected
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    target = pooled_model(folder, tmp_path / "target")
+    assert np.allclose(run(target / "model.onnx")["sentence_embedding"], expected, atol=1e-5)
+
+
+def test_dense_steps_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    """Other activations, weights in a pickle, and weights of lower precision."""
+    folder = write_folder(tmp_path / "folder", {}, steps=("Transformer", "Pooling", "Dense"))
+    (folder / "2_Dense").mkdir()
+    for activation, kind, words in (
+        ("torch.nn.GELU", np.float32, "has the activation GELU; known are Identity, Tanh"),
+        ("torch.nn.Tanh", None, r"weights in model\.safetensors"),
+        ("torch.nn.Tanh", np.float16, "holds F16; save it as float32"),
+    ):
+        (folder / "2_Dense" / "config.json").write_text(json.dumps({"activation_function": activation}))
+        if kind is not None:
+            write_tensors(folder / "2_Dense" / "model.safetensors", linear_weight=np.ones((2, 32), kind))
+        with pytest.raises(RepositoryError, match=words):
+            pooled_model(folder, tmp_path / "target")
+        (folder / "2_Dense" / "model.safetensors").unlink(missing_ok=True)
+
+
 def test_newer_graphs_pool_alike(tmp_path: Path) -> None:
     """From version 18 of ONNX on the axes of a reduction are an input."""
     folder = write_folder(tmp_path / "folder", {"pooling_mode": "max"})
@@ -131,8 +186,8 @@ def test_newer_graphs_pool_alike(tmp_path: Path) -> None:
     [
         (
             {},
-            {"steps": ("Transformer", "Pooling", "Dense")},
-            "has the steps Transformer, Pooling, Dense; known are",
+            {"steps": ("Transformer", "Pooling", "LSTM")},
+            "has the steps Transformer, Pooling, LSTM; known are",
         ),
         ({}, {"steps": ("Transformer",)}, "has the steps Transformer; known are"),
         ({"pooling_mode": "median"}, {}, "pools by median; known are cls, max"),
@@ -154,7 +209,7 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
         pooled_model(folder, tmp_path / "target")
     for content in ("{}", "{", "[1]"):
         (folder / "modules.json").write_text(content)
-        with pytest.raises(RepositoryError, match=r"modules\.json"):
+        with pytest.raises((InvalidSettings, RepositoryError), match=r"modules\.json"):
             pooled_model(folder, tmp_path / "target")
     (folder / "onnx" / "model.onnx").unlink()
     with pytest.raises(RepositoryError, match="holds no model"):

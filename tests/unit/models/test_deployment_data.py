@@ -47,36 +47,6 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(deployments, "find_spec", lambda name: None if name == package else find(name))
 
 
-def test_fast_decoding_needs_simplejpeg(
-    workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pillow would decode other pixels, so there is no fallback; `precise` does not need the package."""
-    without(monkeypatch, "simplejpeg")
-    precise = ModelSettings(path=script, image=ImageInput(8, 8))
-    assert deployed(workspace, precise).image == ImageInput(8, 8)
-    fast = ModelSettings(path=script, image=ImageInput(8, 8, decoding="fast"))
-    with pytest.raises(InvalidSettings, match="decoding: fast needs simplejpeg, which is not installed"):
-        deployed(workspace, fast)
-
-
-def test_decoding_on_a_gpu_needs_one_that_decodes(
-    workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error has the reason; other ways of decoding need no GPU."""
-    image = ImageInput(8, 8, decoding="gpu")
-    model = ModelSettings(path=script, image=image)
-    monkeypatch.setattr(deployments, "find_decoder_problem", lambda: None)
-    assert deployed(workspace, model).image == image
-    monkeypatch.setattr(deployments, "find_decoder_problem", lambda: "the NVIDIA driver sees no GPU")
-    with pytest.raises(InvalidSettings, match="decoding: gpu cannot be used: the NVIDIA driver sees no GPU"):
-        deployed(workspace, model)
-    fast = ImageInput(8, 8, decoding="fast")
-    assert deployed(workspace, ModelSettings(path=script, image=fast)).image == fast
-    without(monkeypatch, "simplejpeg")
-    with pytest.raises(InvalidSettings, match="decoding: gpu needs simplejpeg, which is not installed"):
-        deployed(workspace, model)
-
-
 def test_a_registered_image_input_is_served_unless_the_settings_say_another(
     workspace: Workspace, script: Path
 ) -> None:

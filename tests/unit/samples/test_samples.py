@@ -148,17 +148,6 @@ def test_images_are_read_where_the_model_says_how(tmp_path: Path) -> None:
     assert read_sample(numbers, (pixels,), image=image)["pixels"].tolist() == [[0, 1, 2, 3]]
 
 
-def test_a_sample_opens_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frontends decode there; the supervisor and device processes read samples too."""
-    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    monkeypatch.setattr("stoker.wire.jpegs.gpu_decoder", lambda: pytest.fail("a GPU was opened"))
-    path = tmp_path / "sample_input.jpg"
-    pillow.fromarray(np.full((2, 2), 255, np.uint8)).save(path)
-    image = ImageInput(2, 2, channels=1, decoding="gpu")
-    (row,) = read_sample(path, (TensorInfo("pixels", "float32", (-1, 4)),), image=image)["pixels"]
-    assert row.tolist() == [1, 1, 1, 1]
-
-
 def test_rows_are_counted_only_where_all_inputs_have_as_many() -> None:
     """Inputs of different lengths have no batch axis."""
     assert Sample({"x": np.zeros((3, 2)), "words": np.zeros(3)}, "").rows == 3

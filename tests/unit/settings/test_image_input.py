@@ -46,7 +46,7 @@ def test_image_settings_have_defaults() -> None:
         ("size=28x28,chanels=1", "has no 'chanels'; did you mean channels?"),
         ("size=28x28,channels=2", "has channels that are neither 1 (grey) nor 3"),
         ("size=28x28,layout=hwx", "has a layout that is none of hwc, chw"),
-        ("size=28x28,decoding=quick", "has a decoding that is none of precise, fast, gpu"),
+        ("size=28x28,decoding=gpu", "has a decoding that is none of precise, fast"),
         ("size=28x28,invert=maybe", "has an invert that is neither true nor false"),
         ("size=28x28,scale=0", "has a scale that is not above 0"),
         ("size=28x28,scale=big", "has a scale that is not a number"),

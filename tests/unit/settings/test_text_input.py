@@ -21,8 +21,8 @@ def test_read_text_settings_of_mappings_texts_and_off() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"max_tokens": 4}, "has a max_tokens that must be a whole number between 8 and"),
-        ({"longer": "shorten"}, "has a longer that must be cut or refuse"),
+        ({"max_tokens": 4}, "must be a whole number between 8 and"),
+        ({"longer": "shorten"}, "must be cut or refuse"),
         ({"tokens": 4}, "tokens"),
         (7, "must hold max_tokens and longer by name, or be off"),
     ],

@@ -24,7 +24,8 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: {"GPU-two": 2}[uuid])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", ("GPU-zero", "GPU-one", "GPU-two").__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
     monkeypatch.setattr(
         pynvml,
@@ -54,15 +55,17 @@ def test_visible_devices_are_mapped_to_nvml(two_gpus, monkeypatch):
     assert [gpu.pci_bus for gpu in two_gpus.found_gpus()] == ["00000000:28:00.0", "00000000:18:00.0"]
 
 
-@pytest.mark.parametrize("absent", ["nvmlInit", "nvmlDeviceGetMemoryInfo"])
-def test_name_and_capability_are_known_without_nvml(two_gpus, monkeypatch, absent):
+@pytest.mark.parametrize(
+    ("absent", "bus"), [("nvmlInit", ""), ("nvmlDeviceGetMemoryInfo", ", PCI bus 00000000:08:00.0")]
+)
+def test_name_and_capability_are_known_without_nvml(two_gpus, monkeypatch, absent, bus):
     """A machine without a working NVML still gets name and compute capability."""
 
     def fail(*_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, absent, fail)
-    assert str(two_gpus.found_gpus()[0]) == "NVIDIA H200, compute capability 9.0"
+    assert str(two_gpus.found_gpus()[0]) == f"NVIDIA H200{bus}, compute capability 9.0"
 
 
 def test_facts_of_another_device_are_left_out(two_gpus, monkeypatch):

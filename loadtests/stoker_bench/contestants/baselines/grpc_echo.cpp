@@ -4,7 +4,7 @@
 //
 // The generic service takes any method and leaves the message in its bytes, so nothing is parsed. One thread waits at
 // one completion queue: on few cores that is faster than the callback interface and its threads, above all for a lone
-// caller. stoker_bench/contestants/cpp_echo.py compiles it.
+// caller. stoker_bench/benches/grpc_bench.py compiles it.
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>

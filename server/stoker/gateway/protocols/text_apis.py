@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call, Dialect, ServiceBase
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
     from stoker.wire.script_requests import RequestHead
 
@@ -44,15 +44,10 @@ def _endpoint(gateway: Gateway, dialect: Dialect) -> DialectEndpoint:
 
 
 class _TextApi(TensorDialect):
-    """Requests with texts by other names; `Call.context` is the decoded request."""
+    """Requests with texts by other names; `Call.write` encodes the fields of the answer."""
 
     def __init__(self, decode: Callable[[bytes], TextRequest]) -> None:
         self._decode = decode
-
-    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
-        """Always False: strings are parsed fast, and encoded on threads."""
-        del service, body, head
-        return False
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the texts of a body."""
@@ -60,17 +55,18 @@ class _TextApi(TensorDialect):
         name = call.service.name
         if exchange.signature.callers is None:
             raise InvalidInput(f"{name} takes no texts.")
-        call.context = request = self._decode(body)
+        request = self._decode(body)
         if request.model not in ("", name, f"{name}:{call.service.version}"):
             raise UnknownService(
                 f"This path is for the model {name}, not {cut(request.model)}; other models are at "
                 f"{SERVICE_PATH}NAME/v1."
             )
+        call.write = request.encode
         exchange.submit(call, [request.texts])
 
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
-        body = encode_answer(call.context, call.service.name, outputs, call.tokens)
+        body = encode_answer(call.write, call.service.name, outputs, call.tokens)
         call.answer_scored(body, time.monotonic_ns(), JSON_TYPE_LINE)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.arena import NORMAL_TIER
@@ -195,15 +195,15 @@ class Call(Ticket):
     Attributes:
         dialect: Its dialect; None for the service's, whichever that is when it is needed.
         received_ns: When its body was complete.
-        write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
-            submits the call; the arrays are valid only until it returns.
+        write: Encodes the answer: in most dialects it returns header lines (without the length) and body for outputs
+            by name. A dialect may set it when it submits the call; the arrays are valid only until it returns.
         context: Properties of the request that its protocol has set for its dialect before the submission.
     """
 
     __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")
 
     context: Any
-    write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
+    write: Callable[..., Any]
 
     def __init__(
         self,

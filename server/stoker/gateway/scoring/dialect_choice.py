@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 from stoker.gateway.scoring.dialects import JsonDialect, PackedDialect, RowsDialect
 from stoker.gateway.scoring.method_dialect import MethodDialect
 from stoker.gateway.scoring.script_dialect import ScriptDialect
-from stoker.gateway.scoring.text_dialect import TextDialect
 
 
 def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> JsonDialect | ScriptDialect:
@@ -22,8 +21,6 @@ def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> Js
         return ScriptDialect(name, signature.script)
     if signature.method:
         return MethodDialect(name, signature, non_finite)
-    if signature.callers is not None:
-        return TextDialect(name, signature, signature.callers, non_finite)
     if signature.tensors is None:
         return RowsDialect(name, signature, non_finite)
     return PackedDialect(name, signature.tensors, non_finite)

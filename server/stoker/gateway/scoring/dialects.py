@@ -24,7 +24,7 @@ from stoker.wire.tensor_json import (
 )
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.ticket import Exchange, Ticket
+    from stoker.gateway.rows.ticket import Decode, Exchange, Ticket
     from stoker.gateway.scoring.call import Call, UnlockedDecoder
     from stoker.tensors import ModelTensors, Signature
     from stoker.wire.script_requests import RequestHead
@@ -85,14 +85,17 @@ class JsonDialect(AzureDialect):
 
 
 class RowsDialect(JsonDialect):
-    """Rows of numbers, and answers that are rows of numbers or texts."""
+    """Rows of numbers or texts, and answers that are rows of numbers or texts."""
 
     def __init__(self, name: str, signature: Signature, non_finite: NonFinite) -> None:
         """Create it for a model with this signature; `non_finite` says how NaN and infinities are written."""
         super().__init__(name)
         self._decoder = ScoringDecoder(signature)
-        self._decode = self._decoder.decode
+        self._decode: Decode[bytes] = self._decoder.decode
         self._in_place = self._decoder.reads_natively
+        if signature.callers is not None:
+            texts = TensorDecoder(signature.callers).decode
+            self._in_place, self._decode = False, lambda body, _: [*texts(body).values()]
         self._non_finite = non_finite
         # Chosen once, so that requests need not check.
         names = _column_names(signature.model_tensors)
@@ -105,12 +108,12 @@ class RowsDialect(JsonDialect):
         if self._in_place:
             exchange.submit_decoded(call, body, self._decode)
         else:
-            exchange.submit(call, self._decode(body))
+            exchange.submit(call, self._decode(body, None))
 
     def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """The C++ decoder, where it is installed."""
         # The length of longer ones has to be counted first, which holds the interpreter lock.
-        return self._decoder.native_rows if self._decoder.reads_natively and len(body) <= MAX_VALUES else None
+        return self._decoder.native_rows if self._in_place and len(body) <= MAX_VALUES else None
 
     def encode(self, ticket: Ticket) -> bytes:
         """Return the rows of the only output, or a JSON object of outputs by name."""

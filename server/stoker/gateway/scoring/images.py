@@ -17,7 +17,6 @@ from stoker.settings.image_input import ImageInput
 from stoker.system.resources import trim_heap
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
-from stoker.wire.jpegs import open_gpu_decoder
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows, Ticket
@@ -67,8 +66,6 @@ class ImageScoring:
         self._reader = ImageReader(
             self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
         )
-        if self._image.decoding == "gpu":
-            self._threads.submit(open_gpu_decoder)
 
     @property
     def idle(self) -> bool:
@@ -188,8 +185,7 @@ def _quick(
     if len(body) > _QUICK_BODY_BYTES:
         return None
     opened = reader.open(body, content_type)
-    # Threads take turns on a GPU, and the event loop is not to wait for its turn.
-    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS and reader.decoding != "gpu":
+    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS:
         return opened.rows(check)
     return opened
 

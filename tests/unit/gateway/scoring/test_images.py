@@ -17,7 +17,7 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.images import ImageScoring
 from stoker.gateway.scoring.pixel_budget import PixelBudget
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.image_input import Decoding, ImageInput
+from stoker.settings.image_input import ImageInput
 from stoker.system.resources import trim_heap
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.script_requests import RequestHead
@@ -303,33 +303,6 @@ def test_images_of_a_frontend_share_a_budget_in_pixels(scene: Scene) -> None:
     thread.do_next()
     scene.joined.settle()
     assert (len(refused()), len(taken), images.idle) == (3, 9, True)
-
-
-@pytest.mark.parametrize("decoding", ["precise", "gpu"])
-def test_a_gpu_is_opened_and_waited_for_on_threads(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, decoding: Decoding
-) -> None:
-    """Before the first request, and for small images too: the event loop waits for no GPU."""
-    opened: list[int] = []
-    monkeypatch.setattr("stoker.gateway.scoring.images.open_gpu_decoder", lambda: opened.append(1))
-    thread, budget = HandThread(), PixelBudget(5_000_000)
-    image = ImageInput(2, 2, 1, decoding=decoding)
-    images = ImageScoring(image, max_pixels=2_000_000, max_rows_bytes=1000, threads=thread, budget=budget)
-    images.attach(FOUR)
-    on_gpu = decoding == "gpu"
-    if on_gpu:
-        thread.do_next()
-    taken: list[Any] = []
-
-    async def read() -> None:
-        images.read(png(1), None, lambda: None, taken.append)
-
-    scene.joined.loop.run_until_complete(read())
-    assert (opened, len(thread.work), len(taken)) == ([1] * on_gpu, int(on_gpu), int(not on_gpu))
-    if on_gpu:
-        thread.do_next()
-        scene.joined.settle()
-    assert [len(rows) for rows in taken] == [1]
 
 
 @pytest.mark.parametrize(("side", "large"), [(LARGE_SIDE, False), (1100, True)])

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
+import pickle
 import resource
 import socket
 import threading
@@ -22,20 +24,24 @@ from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.mlflow import _Invocations
+from stoker.gateway.protocols.text_apis import _TextApi
 from stoker.gateway.protocols.tfs import _VERBS
 from stoker.gateway.protocols.torchserve import PREDICTIONS, Predictions
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring import body_reader
-from stoker.gateway.scoring.body_reader import serve
+from stoker.gateway.scoring.body_reader import read_long_body, serve
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.long_bodies import PORTION_BYTES, LongBodies, Reader
-from stoker.gateway.scoring.parcels import Parcel, send_parcel
+from stoker.gateway.scoring.parcels import DecodeTask, Parcel, send_parcel
 from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import CallerTerms
 from stoker.system.fd_passing import memory_with
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
 from stoker.wire.json_bodies import MAX_VALUES
+from stoker.wire.packed import unpack
+from stoker.wire.text_apis import decode_embeddings, decode_rerank, encode_answer
+from stoker.wire.texts import text_tensors
 
 Answer = tuple[int, bytes]
 
@@ -206,6 +212,28 @@ def test_the_reader_decodes_as_the_loop_does(native: bool, monkeypatch: pytest.M
     assert answers[0] == answers[1]
     assert {status for status, _ in answers[0]} >= {200, 400}
     assert answers[0][0] == (200, b"[[2.0,4.0],[6.0,8.0]]")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "texts", "field"),
+    [
+        (0, b'{"input": ["a", "b"], "dimensions": 1}', [b"a", b"b"], "data"),
+        (1, b'{"query": "q", "documents": ["a"], "return_documents": true}', [[b"q", b"a"]], "results"),
+    ],
+)
+def test_the_reader_decodes_texts(route: int, body: bytes, texts: list[Any], field: str) -> None:
+    """It hands back the texts, and how the answer is encoded; the rest of the request stays behind."""
+    dialect = pickle.loads(pickle.dumps(_TextApi((decode_embeddings, decode_rerank)[route])))
+    assert dialect.blocks_on_long(puppet_service(), body, None)
+    signature = dataclasses.replace(ROWS, callers=text_tensors(()))
+    task = DecodeTask("m", "1", signature, "null", dialect, None, b"7", 0, 0, None)
+    found, (packed,) = read_long_body(task, body)
+    assert (found.error, found.fault) == (None, "")
+    assert unpack(bytes(packed))["text"].tolist() == texts
+    encode = pickle.loads(pickle.dumps(found.write))
+    answer = json.loads(encode_answer(encode, "m", {"y": np.ones((len(texts), 1))}, 3))
+    assert len(answer[field]) == len(texts)
+    assert answer["usage"]["total_tokens"] == 3
 
 
 def test_the_loop_turns_while_a_process_reads() -> None:

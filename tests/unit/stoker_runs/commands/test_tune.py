@@ -175,38 +175,26 @@ def trial(number: int, status: Status, best: float | None) -> Trial:
     return Trial(number, f"e_1_00000000_{number}", {"--rate": 0.5}, status, "", best, 1)
 
 
-def test_progress_of_a_sweep_fits_the_terminal() -> None:
-    """One line sums up the sweep, running trials come first, and no line exceeds the terminal."""
+def test_progress_counts_trials_by_status() -> None:
+    """One line sums up the sweep."""
     trials = [trial(0, Status.COMPLETED, 0.9), trial(1, Status.RUNNING, 0.4), trial(2, Status.QUEUED, None)]
-    lines = sweep_output.board(terms_of(10, 2), trials, columns=200, lines=24)
-    assert lines[0] == "[##..................] 1 of 10 ended (1 Completed, 1 Queued, 1 Running); best acc 0.9"
-    assert [line.split()[0] for line in lines[1:]] == [
-        "RUN",
-        *(f"e_1_00000000_{number}" for number in (1, 2, 0)),
-    ]
-    small = sweep_output.board(terms_of(10, 2), trials, columns=30, lines=5)
-    assert [len(line) <= 29 for line in small] == [True] * len(small)
-    assert small[-1] == "… and 1 more"
-    assert sweep_output.board(terms_of(10, 2), [], 80, 24) == [
+    assert sweep_output.progress_line(terms_of(10, 2), trials) == (
+        "[##..................] 1 of 10 ended (1 Completed, 1 Queued, 1 Running); best acc 0.9"
+    )
+    assert sweep_output.progress_line(terms_of(10, 2), []) == (
         "[....................] 0 of 10 ended (none yet)"
-    ]
+    )
 
 
-def test_a_terminal_shows_a_board_and_the_best(
-    sweep: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_followed_sweep_ends_with_its_best_runs(
+    sweep: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Elsewhere the output of the sweep is followed; either way its best runs stand at the end."""
-    workspace = Workspace.find(None)
-    assert sweep_output.follow_sweep(sweep, workspace) == 0
+    """They follow the output of the sweep."""
+    assert sweep_output.follow_sweep(sweep, Workspace.find(None)) == 0
     plain = capsys.readouterr()
     assert "3 runs, at most 2 at once" in plain.out
+    assert plain.out.splitlines()[-3].startswith(f"{sweep.id}_1")
     assert plain.err.endswith(f"the best is {sweep.id}_1: stoker runs show {sweep.id}_1\n")
-    monkeypatch.setattr(sweep_output.sys.stderr, "isatty", lambda: True, raising=False)
-    assert sweep_output.follow_sweep(sweep, workspace) == 0
-    shown = capsys.readouterr()
-    assert "3 of 3 ended" in shown.err
-    assert "at most 2 at once" not in shown.out
-    assert shown.out.splitlines()[1].startswith(f"{sweep.id}_1")
 
 
 def test_ctrl_c_leaves_a_sweep_to_itself(

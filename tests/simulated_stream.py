@@ -20,7 +20,7 @@ from stoker.device.compute_stream import ComputeStream
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
 from stoker.simulation.workload import Jitter, Requests
-from stoker.simulation.world import NEVER_NS, answered_ns, row_tables
+from stoker.simulation.world import NEVER_NS, answered_ns, row_table
 
 _TIMEOUT_NS: Final = 60_000_000_000
 _KNOWN_TIMES: Final = 4
@@ -109,14 +109,13 @@ class ArrivingRequests:
     """Requests that arrive at their times, whether earlier ones are answered or not.
 
     Args:
-        requests: The requests, for one model.
         targets: Whether the server knows their targets.
     """
 
     def __init__(self, requests: Requests, *, targets: bool) -> None:
         self._requests = requests
         self._targets = targets
-        (self._table,) = row_tables(requests, 1)
+        self._table = row_table(requests)
         self._at_ns = self._table.at_ns.tolist()
         self._numbers = np.arange(len(self._at_ns), dtype=np.int32)
         self._done_ns = np.full(len(self._at_ns), NEVER_NS)
@@ -147,7 +146,7 @@ class ArrivingRequests:
 
     def done_ns(self) -> np.ndarray:
         """When each request was answered, `int64[requests]`; `NEVER_NS` if it was not."""
-        return answered_ns(self._requests, [self._table], [self._done_ns])
+        return answered_ns(self._requests, self._table, self._done_ns)
 
 
 class WaitingCallers:

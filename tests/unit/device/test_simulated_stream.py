@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from loadtests.tests.simulated_stream import (
+from tests.simulated_stream import (
     STREAM_DEVICES,
     ArrivingRequests,
     StreamDevice,
@@ -67,7 +67,7 @@ def answered(device: StreamDevice, policy: BatchPolicy, at_ms: list[float]) -> t
     """Return when rows that arrive at these times are computed, in ms, and the use of the device."""
     at_ns = (np.array(at_ms) * MS).astype(np.int64)
     ones, zeros = np.ones(len(at_ms), np.int64), np.zeros(len(at_ms), np.int64)
-    arriving = ArrivingRequests(Requests(at_ns, ones, zeros, ones, ones, zeros), targets=False)
+    arriving = ArrivingRequests(Requests(at_ns, ones, ones, ones, zeros), targets=False)
     use = run_stream(device, policy, arriving, steady(1, spread=0))
     return (arriving.done_ns() / MS).tolist(), use
 

@@ -7,19 +7,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
+from tests.simulated_device import A100, Curve, joined, run_alone
 
 from stoker.device import shares
 from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.settings.choices import Admission
-from stoker.simulation.scheduler import PlannedScheduler
-from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined
-from stoker.simulation.world import Outcome, row_tables, run
-from stoker_bench.simulated_loads import simulate_requests
+from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
+from stoker.simulation.workload import Jitter, Requests, Stream
+from stoker.simulation.world import Outcome, row_table
 
 SEED = 7
 MS = 1_000_000
-A100 = CURVES["resnet50-a100"]
 
 
 def simulated(
@@ -37,8 +36,10 @@ def simulated(
         Stream(each * A100.peak_rows_per_s, target_ms, caller=number) for number, each in enumerate(loads)
     ]
     requests = joined([stream.draw(seconds, chance) for stream in streams])
-    policy = policy or BatchPolicy(A100.max_batch_rows)
-    return simulate_requests(A100, policy, requests, SEED, admission, hiccups=0)
+    policy, table = policy or BatchPolicy(A100.max_batch_rows), row_table(requests)
+    admits = AdmissionControl(policy) if admission == "target" else None
+    planned = PlannedScheduler(table, policy, admission=admits)
+    return run_alone(requests, A100, table, planned, Jitter(np.random.default_rng(SEED + 1), hiccups=0))
 
 
 @pytest.mark.parametrize(("load", "target_ms", "least"), [(0.95, 25, 0.94), (2, 50, 0.47), (2, 25, 0.45)])
@@ -110,15 +111,15 @@ def test_lower_tier_delays_a_higher_one_by_at_most_half_of_its_target(
             requests_of(np.cumsum([pause for pause, _ in low]).tolist(), [n for _, n in low], 1e4, tier=2)
         )
     requests = joined(parts)
-    tables = row_tables(requests, 1)
+    table = row_table(requests)
     times = ServiceTimes()
     for _ in range(4):
         for count in (1, 2, max(1, curve.max_batch_rows // 2), curve.max_batch_rows):
             times.learn(count, curve.batch_ns(count))
     policy = BatchPolicy(curve.max_batch_rows)
     steady = Jitter(np.random.default_rng(1), spread=0, hiccups=0)
-    planned = PlannedScheduler(tables[0], policy, times=times)
-    assert run(requests, [curve], tables, planned, steady).in_time(tier=0) == 1
+    planned = PlannedScheduler(table, policy, times=times)
+    assert run_alone(requests, curve, table, planned, steady).in_time(tier=0) == 1
 
 
 def requests_of(at_ms: list[int], rows: list[int], target_ms: float, tier: int) -> Requests:
@@ -127,7 +128,6 @@ def requests_of(at_ms: list[int], rows: list[int], target_ms: float, tier: int) 
     return Requests(
         np.array(at_ms) * MS,
         np.array(rows),
-        0 * same,
         round(target_ms * MS) * same,
         tier * same,
         0 * same,

@@ -1,0 +1,51 @@
+"""Work without which a process cannot serve: where it fails, the process ends, and the supervisor starts another one.
+
+A thread that only died would leave those who wait for it waiting; after a restart they are told.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stoker.system.processes import ExitCode, end_process
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def vital(work: str, end_process: Callable[[ExitCode], None] = end_process) -> Iterator[None]:
+    """End this process if the context is left by an exception.
+
+    Args:
+        work: The work in the context, as the subject of a sentence in the log.
+        end_process: Ends this process.
+    """
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001  # the process ends of it
+        try:
+            logger.exception("%s failed; the process exits", work)
+        finally:
+            end_process(ExitCode.NO_MEMORY if isinstance(error, MemoryError) else ExitCode.CRASHED)
+
+
+def require_thread_starts(end_process: Callable[[ExitCode], None] = end_process) -> None:
+    """End this process from now on if a thread dies before it has begun: `Thread.start` waits for it forever."""
+    report = sys.unraisablehook
+
+    def end(unraisable: UnraisableHookArgs) -> None:
+        try:
+            report(unraisable)
+        finally:
+            if isinstance(getattr(unraisable.object, "__self__", None), threading.Thread):
+                end_process(ExitCode.NO_MEMORY)
+
+    sys.unraisablehook = end
