@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 def json_content(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
     """Return JSON by its media type, with an example unless that is None."""
-    return {"application/json": {"schema": schema} | ({} if example is None else {"example": example})}
+    content = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    return {"application/json": content}
 
 
 def describe_answer(text: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def describe_operation(
     service: Service, name: str, summary: str, body: dict[str, Any], responses: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the operation of a model; `name` is its id, and `responses` are its answers by status."""
-    security = {} if service.access.open else {"security": [{"Key": []}]}
+    security: dict[str, Any] = {} if service.access.open else {"security": [{"Key": []}]}
     return {
         "operationId": name,
         "summary": summary,
