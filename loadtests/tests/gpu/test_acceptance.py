@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,7 +184,7 @@ def test_failed_tests_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.
     """Both failures and errors count; a run without tests is no figure."""
     output = "FAILED tests/gpu/a.py::b\nERROR tests/gpu/c.py::d\nx FAILED\n"
     ended = SimpleNamespace(returncode=1, stdout=output)
-    monkeypatch.setattr(acceptance.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
     bench._tests()
     assert bench.found.values["tests"] == 2
