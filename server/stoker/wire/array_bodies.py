@@ -5,11 +5,9 @@ Source of the `.npy` format: its description in `numpy.lib.format`, versions 1 a
 
 from __future__ import annotations
 
-import ast
 import io
 import math
 import re
-import struct
 import sys
 from typing import Any, Final
 
@@ -20,11 +18,12 @@ from stoker.tensors import NUMERIC_DTYPES, TensorInfo, import_dtype, number_kind
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
 
-_MAGIC: Final = b"\x93NUMPY"
-_LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I")}
+_READERS: Final = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _MAX_HEADER_BYTES: Final = 10_000
 _MAX_AXES: Final = 32
-_DESCRIPTION: Final = re.compile(r"[<>|=]?(?:\?|[biufSU][1-9][0-9]{0,8})")
 _SHAPE: Final = re.compile(r"(?:[0-9]{1,18}(?:, *[0-9]{1,18})*)?")
 _CASTABLE_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
@@ -107,37 +106,19 @@ def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
 
 def _header(body: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
     """Return the dtype, whether the array is in Fortran order, the shape, and where the array begins."""
-    length = _LENGTHS.get(body[6]) if len(body) > 12 and body[:6] == _MAGIC else None
-    if length is None:
-        raise MalformedBody("The body is no .npy file of version 1 or 2.")
-    (size,) = length.unpack_from(body, 8)
-    start = 8 + length.size + size
-    if size > _MAX_HEADER_BYTES or start > len(body):
-        raise MalformedBody("The header of the .npy file is longer than it may be.")
+    file = io.BytesIO(body)
     try:
-        # Deep nesting raises one of the last two.
-        header = ast.literal_eval(body[start - size : start].decode("latin-1").strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        header = None
-    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
-        raise MalformedBody("The header of the .npy file cannot be read.")
-    description, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
-    if not isinstance(shape, tuple) or not all(type(item) is int and 0 <= item < 1 << 48 for item in shape):
+        read = _READERS[np.lib.format.read_magic(file)]
+        shape, fortran, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
+    except Exception:  # noqa: BLE001  # numpy evaluates a literal, and makes a dtype of it
+        raise MalformedBody("The body is no .npy file of version 1 or 2 whose header can be read.") from None
+    if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
         raise MalformedBody("The shape in the header of the .npy file is none.")
-    if type(fortran) is not bool:
-        raise MalformedBody("The order in the header of the .npy file is none.")
-    return _dtype(description), fortran, shape, start
-
-
-def _dtype(description: Any) -> np.dtype[Any]:
-    if isinstance(description, str) and _DESCRIPTION.fullmatch(description):
-        try:
-            return np.dtype(description)
-        except TypeError:
-            pass
-    raise MalformedBody(
-        f"Arrays of {quoted(str(description))} are not read; send numbers, booleans or strings."
-    )
+    if dtype.kind not in "biufSU" or not dtype.itemsize:
+        raise MalformedBody(
+            f"Arrays of {quoted(str(dtype))} are not read; send numbers, booleans or strings."
+        )
+    return dtype, fortran, shape, file.tell()
 
 
 def _strings(array: np.ndarray, info: TensorInfo) -> np.ndarray:

@@ -106,6 +106,8 @@ def test_only_stays_the_model_that_the_server_was_started_with(memory: MetricMem
     several = ModelDirectory({"digits": digits, "letters": letters})
     with pytest.raises(UnknownService, match="Several services"):
         several.service(None)
+    with pytest.raises(UnknownService, match="use /api/v1/service/<name>/v1/embeddings"):
+        several.deployment({}, "/v1/embeddings")
 
 
 @pytest.mark.parametrize("hides_names", [False, True])

@@ -147,6 +147,11 @@ class RpcCall:
         if ended:
             self.end()
 
+    def check(self) -> None:
+        """Refuse a caller without a key before the rest of the messages is sent; for calls that infer."""
+        if not self.done and (error := self.method.answer.check_key(self.authorization)) is not None:
+            self.fail(error)
+
     def end(self) -> None:
         """Handle the end of the caller's messages."""
 

@@ -324,10 +324,8 @@ class InferCall(UnaryCall, InferenceOwner):
 
     def check(self) -> None:
         """Refuse a caller without a key before the rest of the message is sent."""
-        if self._inference is None and not self.done:
-            error = self.method.answer.check_key(self.authorization)
-            if error is not None:
-                self.refuse(error)
+        if self._inference is None:
+            super().check()
 
     def run(self, content: bytes) -> None:
         """Score a message."""
@@ -398,13 +396,6 @@ class InferStream(StreamedCall, InferenceOwner):
     def complete(self) -> bool:
         """Whether every request has been answered."""
         return not self._slots and not self._in_pieces
-
-    def check(self) -> None:
-        """Refuse a caller without a key."""
-        if not self.done:
-            error = self.method.answer.check_key(self.authorization)
-            if error is not None:
-                self.fail(error)
 
     def handle(self, item: Message | StokerError) -> None:
         """Score a request, or answer with its error."""

@@ -24,7 +24,7 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
 from stoker.gateway.grpc.tensorflow_serving import ServingDispatcher, ServingMetadata
-from stoker.gateway.grpc.torchserve import PredictionCall, Predictor, TorchServe
+from stoker.gateway.grpc.torchserve import PredictionCall, Predictor, other_methods
 from stoker.gateway.http.requests import Requester
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.gateway.protocols.live_settings import change_logs, change_traces
@@ -258,7 +258,7 @@ def _torchserve_methods(
 ) -> dict[str, Method]:
     methods = {
         path: _short_method(CoroutineCall, _decode_and_answer(kind, answer))
-        for path, (kind, answer) in TorchServe(gateway).methods.items()
+        for path, (kind, answer) in other_methods(gateway).items()
     }
     for name in ("Predictions", "StreamPredictions"):
         predictor = Predictor(gateway, scoring, streams=name == "StreamPredictions")

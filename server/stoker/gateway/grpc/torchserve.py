@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
@@ -40,6 +41,7 @@ _UNREAD_BYTES: Final = 1 << 16
 """While so many bytes of pieces wait for the caller, no more are read from scripts."""
 _NAME: Final = re.compile(r'[^"\r\n]{1,200}')
 _BODY: Final = "body"
+_NAMES: Final = ("model_name", "model_version")
 
 
 class PredictionCall(CoroutineCall):
@@ -51,11 +53,6 @@ class PredictionCall(CoroutineCall):
         self._drained = asyncio.Event()
         super().__init__(connection, stream, head, method)
         stream.notifies_drained = True
-
-    def check(self) -> None:
-        """Refuse a caller without a key before the rest of the message is sent."""
-        if not self.done and (error := self.method.answer.check_key(self.authorization)) is not None:
-            self.refuse(error)
 
     def drained(self) -> None:
         """Go on with pieces."""
@@ -200,70 +197,39 @@ def _body(service: Service, fields: Mapping[str, bytes]) -> tuple[bytes, str]:
     return b"".join((*parts, f"--{boundary}--\r\n".encode())), f"multipart/form-data; boundary={boundary}"
 
 
-class TorchServe:
-    """Answers the other methods: the health of the server, and the management of models."""
+def other_methods(gateway: Gateway) -> dict[str, tuple[Any, Callable[[Any, RpcCall], Awaitable[Any]]]]:
+    """Return the methods for health and management by path: the class of the request, and what answers it."""
+    management = Management(gateway)
+    answers: dict[str, Callable[[Requester, Any], Awaitable[Any]]] = {
+        "DescribeModel": lambda by, asked: management.describe(by, *_version(asked), _given(asked, *_NAMES)),
+        "ListModels": lambda by, asked: management.models(by, _given(asked)),
+        "RegisterModel": lambda by, asked: management.register(by, _given(asked)),
+        "ScaleWorker": lambda by, asked: management.scale(by, *_version(asked), _given(asked, *_NAMES)),
+        "SetDefault": lambda by, asked: management.set_default(by, asked.model_name, asked.model_version),
+        "UnregisterModel": lambda by, asked: management.unregister(by, *_version(asked)),
+    }
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._management = Management(gateway)
-
-    @property
-    def methods(self) -> dict[str, tuple[Any, Callable[[Any, RpcCall], Awaitable[Any]]]]:
-        """The class of the request, and what answers it, by path."""
-        names: dict[str, Callable[[Requester, Any], Awaitable[str]]] = {
-            "DescribeModel": self._describe,
-            "ListModels": self._list,
-            "RegisterModel": self._register,
-            "ScaleWorker": self._scale,
-            "SetDefault": self._set_default,
-            "UnregisterModel": self._unregister,
-        }
-        found: dict[str, tuple[Any, Callable[[Any, RpcCall], Awaitable[Any]]]] = {
-            f"/{MANAGEMENT_APIS}/{name}": (
-                message(f"{name}Request", f"{TORCHSERVE}.management"),
-                _answering(answer),
-            )
-            for name, answer in names.items()
-        }
-        found[f"/{INFERENCE_APIS}/Ping"] = (message("Empty", "google.protobuf"), self._ping)
-        return found
-
-    async def _ping(self, _: Any, __: RpcCall) -> Any:
-        self._gateway.check_ready()
+    async def ping(_: Any, __: RpcCall) -> Any:
+        gateway.check_ready()
         return _Health(health=HEALTHY.decode())
 
-    async def _describe(self, requester: Requester, request: Any) -> str:
-        given = _given(request, "model_name", "model_version")
-        name, version = request.model_name, request.model_version or None
-        return to_json(self._management.describe(requester, name, version, given)).decode()
-
-    async def _list(self, requester: Requester, request: Any) -> str:
-        return to_json(self._management.models(requester, _given(request))).decode()
-
-    async def _register(self, requester: Requester, request: Any) -> str:
-        return await self._management.register(requester, _given(request))
-
-    async def _scale(self, requester: Requester, request: Any) -> str:
-        given = _given(request, "model_name", "model_version")
-        return await self._management.scale(
-            requester, request.model_name, request.model_version or None, given
-        )
-
-    async def _set_default(self, requester: Requester, request: Any) -> str:
-        return await self._management.set_default(requester, request.model_name, request.model_version)
-
-    async def _unregister(self, requester: Requester, request: Any) -> str:
-        return await self._management.unregister(requester, request.model_name, request.model_version or None)
-
-
-def _answering(
-    answer: Callable[[Requester, Any], Awaitable[str]],
-) -> Callable[[Any, RpcCall], Awaitable[Any]]:
-    async def managed(request: Any, call: RpcCall) -> Any:
+    async def manage(answer: Callable[[Requester, Any], Awaitable[Any]], request: Any, call: RpcCall) -> Any:
         requester = Requester(call.authorization, call.address, sent_as=BEARER_METADATA)
-        return _Managed(msg=await answer(requester, request))
+        answered = await answer(requester, request)
+        return _Managed(msg=answered if isinstance(answered, str) else to_json(answered).decode())
 
-    return managed
+    methods: dict[str, tuple[Any, Callable[[Any, RpcCall], Awaitable[Any]]]] = {
+        f"/{MANAGEMENT_APIS}/{name}": (
+            message(f"{name}Request", f"{TORCHSERVE}.management"),
+            partial(manage, answer),
+        )
+        for name, answer in answers.items()
+    }
+    return {**methods, f"/{INFERENCE_APIS}/Ping": (message("Empty", "google.protobuf"), ping)}
+
+
+def _version(request: Any) -> tuple[str, str | None]:
+    return request.model_name, request.model_version or None
 
 
 def _given(request: Any, *left_out: str) -> dict[str, str]:

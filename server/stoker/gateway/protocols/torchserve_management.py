@@ -127,7 +127,7 @@ class Management:
         await administration.unload(name, version=None if number is None else int(number))
         return f'Model "{name}" unregistered'
 
-    def models(self, requester: Requester, given: _Given) -> dict[str, Any]:
+    async def models(self, requester: Requester, given: _Given) -> dict[str, Any]:
         """List the served models that the caller may use, by page."""
         caller = check_metadata_access(self._gateway, requester)
         numbers = _numbers(given, ("limit", "next_page_token"), ())
@@ -139,7 +139,7 @@ class Management:
             listed["nextPageToken"] = str(begin + limit)
         return listed
 
-    def describe(
+    async def describe(
         self, requester: Requester, name: str, version: str | None, given: _Given
     ) -> list[dict[str, Any]]:
         """Describe the default version of a model, the one of a number, or with `all` those that are served."""
@@ -232,7 +232,7 @@ def management_routes(gateway: Gateway) -> list[Route]:
         requester, given = requester_of(request), request.query_params
         if request.method == "POST":
             return {"status": await management.register(requester, given)}
-        return management.models(requester, given)
+        return await management.models(requester, given)
 
     async def model(request: Request) -> Any:
         requester, given = requester_of(request), request.query_params
@@ -241,7 +241,7 @@ def management_routes(gateway: Gateway) -> list[Route]:
             return {"status": await management.scale(requester, name, version, given)}
         if request.method == "DELETE":
             return {"status": await management.unregister(requester, name, version)}
-        return management.describe(requester, name, version, given)
+        return await management.describe(requester, name, version, given)
 
     async def default(request: Request) -> Any:
         path = request.path_params
