@@ -49,10 +49,10 @@ $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	touch $@
 
 # Nothing needs it, and without a C++ compiler it is installed without its extension.
-$(NATIVE): native/pyproject.toml native/setup.py native/stoker_native/rows.cpp | $(STAMP)
+$(NATIVE): native/pyproject.toml native/setup.py $(wildcard native/stoker_native/*.cpp) | $(STAMP)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --verbose --reinstall-package stoker-native ./native 2> $(VENV)/native.log
 	@$(BIN)/python -c 'import stoker_native' 2> /dev/null || \
-	    echo 'stoker-native was not built ($(VENV)/native.log says why): JSON rows are read by simdjson.'
+	    echo 'stoker-native was not built ($(VENV)/native.log says why): simdjson reads JSON rows, Pillow resizes.'
 	touch $@
 
 # Where there is no npm, or it fetches nothing, a line says so: all but the console works.

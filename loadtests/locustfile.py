@@ -11,6 +11,8 @@ Options beside locust's own, each also an environment variable:
                                                    the class that ONNX Runtime gives offline
     --rows-per-request N     STOKER_LOAD_ROWS      1
     --load-shape SHAPE       STOKER_LOAD_SHAPE     steady, ramp or spike, up to --users within --run-time
+    --texts FILE             STOKER_LOAD_TEXTS     texts in place of digits, one a line: each must have the
+                                                   same answer every time
 
 An answer counts as a failure if its status is not 200, if it does not hold one class a row, or if a class differs
 from the offline one. How often the class agrees with the digit's label is told at the end, and is no failure: a
@@ -33,7 +35,7 @@ import orjson
 from locust import FastHttpUser, LoadTestShape, constant, events, task
 
 from stoker.errors import OperatorError
-from stoker_bench.users import SHAPES, classes_in_answer, read_digits, stage_times_ms, users_at
+from stoker_bench.users import SHAPES, TextExam, classes_in_answer, read_digits, stage_times_ms, users_at
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -100,6 +102,7 @@ def _add_options(parser: ArgumentParser) -> None:
         ("--served-model", "STOKER_LOAD_MODEL", {"default": ""}),
         ("--rows-per-request", "STOKER_LOAD_ROWS", {"default": 1, "type": int}),
         ("--load-shape", "STOKER_LOAD_SHAPE", {"default": "steady", "choices": SHAPES}),
+        ("--texts", "STOKER_LOAD_TEXTS", {"default": ""}),
     ]
     for name, variable, settings in options:
         parser.add_argument(name, env_var=variable, help="see the top of locustfile.py", **settings)
@@ -110,11 +113,15 @@ def _prepare(environment: Environment, **_: object) -> None:
     """Make the bodies before the test's time begins to run."""
     options = environment.parsed_options
     try:
-        exam = Exam(
-            Path(options.mnist_dir) if options.mnist_dir else None,
-            Path(options.served_model) if options.served_model else None,
-            options.rows_per_request,
-        )
+        exam: Exam | TextExam
+        if options.texts:
+            exam = TextExam(Path(options.texts))
+        else:
+            exam = Exam(
+                Path(options.mnist_dir) if options.mnist_dir else None,
+                Path(options.served_model) if options.served_model else None,
+                options.rows_per_request,
+            )
     except OperatorError as error:
         logger.error("%s", error)  # noqa: TRY400 - the operator needs no traceback
         sys.exit(error.exit_code)
@@ -124,23 +131,23 @@ def _prepare(environment: Environment, **_: object) -> None:
 
 @events.quitting.add_listener
 def _tell(environment: Environment, **_: object) -> None:
-    for failure in environment.stats.errors.values():
-        print(f"{failure.occurrences:,} requests failed: {failure.error}")
-    exam: Exam | None = getattr(environment, "exam", None)
-    if exam and exam.answered_rows:
+    if not environment.stats.num_requests:
+        environment.process_exit_code = 1
+    exam: Exam | TextExam | None = getattr(environment, "exam", None)
+    if isinstance(exam, Exam) and exam.answered_rows:
         share = exam.agreed_rows / exam.answered_rows
         print(f"Labels agreed for {share:.1%} of {exam.answered_rows:,} rows ({exam.source}).")
 
 
 class DigitUser(FastHttpUser):
-    """Asks for a random digit's class, checks the answer, and asks for the next at once."""
+    """Asks for a random digit's class, or sends a text, checks the answer, and asks for the next at once."""
 
     wait_time = constant(0)
 
     def on_start(self) -> None:
         """Take the bodies that the test's start prepared."""
         options = self.environment.parsed_options
-        self.exam: Exam = self.environment.exam
+        self.exam: Exam | TextExam = self.environment.exam
         self.path = options.score_path
         self.headers = {"Content-Type": "application/json"}
         if options.stoker_key:

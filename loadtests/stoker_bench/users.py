@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
 
 DRAWN_ROWS: Final = 2_000
+TEXT_TOLERANCE: Final = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,27 @@ def read_digits(mnist_folder: Path | None) -> Digits:
     images, labels = read_mnist_part(mnist_folder, "t10k")
     rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
     return Digits(rows, labels.astype(np.int64), "MNIST's test images")
+
+
+class TextExam:
+    """Texts as request bodies; each has to have the same answer every time, whatever runs beside it."""
+
+    def __init__(self, file: Path) -> None:
+        """Read a file with a text a line."""
+        try:
+            texts = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise OperatorError(f"{file} is no text that could be sent: {error}") from error
+        self.source = str(file)
+        self.bodies = [orjson.dumps({"data": [text]}) for text in texts if text]
+        self._first: dict[int, NDArray[np.float64]] = {}
+
+    def complaint(self, number: int, body: bytes) -> str | None:
+        """Check the answer to a body; None if it is right."""
+        answer = np.array(orjson.loads(body), np.float64)
+        first = self._first.setdefault(number, answer)
+        same = answer.shape == first.shape and np.allclose(answer, first, atol=TEXT_TOLERANCE)
+        return None if same else "not the answer that this text had before"
 
 
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:

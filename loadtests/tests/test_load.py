@@ -1,4 +1,4 @@
-"""`make load`: locust's command line, the summary of its figures, and its users before a puppet of a server."""
+"""`make load`: locust's command line, and its users before a puppet of a server."""
 
 import http.server
 import itertools
@@ -13,43 +13,14 @@ from pathlib import Path
 import pytest
 
 from stoker_bench.contestants.servers import free_port
-from stoker_bench.load import LOCUSTFILE, LoadTest, main, run_load_test, summary
-
-
-def load_test(**settings: object) -> LoadTest:
-    """Return a load test with the given settings."""
-    given = {
-        "uri": "http://127.0.0.1:8080/api/v1/service/mnist/score",
-        "key": "secret-key",
-        "users": 8,
-        "seconds": 5,
-        "shape": "spike",
-        "rows": 2,
-        "mnist_folder": None,
-        "model": None,
-        **settings,
-    }
-    return LoadTest(**given)
-
-
-def entry(method: str, name: str, times: dict[int, int], failures: int = 0) -> dict[str, object]:
-    """Return one of the entries that locust writes, with a histogram of milliseconds."""
-    return {
-        "method": method,
-        "name": name,
-        "num_requests": sum(times.values()),
-        "num_failures": failures,
-        "total_response_time": sum(time_ms * count for time_ms, count in times.items()),
-        "max_response_time": max(times),
-        "response_times": {str(time_ms): count for time_ms, count in times.items()},
-        "start_time": 100.0,
-        "last_request_timestamp": 110.0,
-    }
+from stoker_bench.load import LOCUSTFILE, argument_parser, locust_command, main, run_locust
 
 
 def test_locust_gets_all_options_but_the_key() -> None:
     """Host, path, shape and sizes are on the command line; the key is not, others could read it there."""
-    command = load_test(mnist_folder=Path("digits"), model=Path("m.onnx")).command(Path("figures"))
+    options = ["--users", "8", "--seconds", "5", "--shape", "spike", "--rows", "2", "--mnist-dir", "digits"]
+    args = argument_parser().parse_args([*options, "--key", "secret-key"])
+    command = locust_command(args, "http://127.0.0.1:8080/api/v1/service/mnist/score", Path("m.onnx"))
     given = dict(itertools.pairwise(command))
     assert given["--host"] == "http://127.0.0.1:8080"
     assert given["--score-path"] == "/api/v1/service/mnist/score"
@@ -59,27 +30,17 @@ def test_locust_gets_all_options_but_the_key() -> None:
     assert not any("secret-key" in part for part in command)
 
 
+def test_locust_gets_the_file_of_texts_in_place_of_the_model() -> None:
+    """Their classes are not the runtime's."""
+    args = argument_parser().parse_args(["--texts", "t.txt"])
+    command = locust_command(args, "http://127.0.0.1:8080/score", Path("folder"))
+    assert command[-2:] == ["--texts", "t.txt"]
+    assert "--served-model" not in command
+
+
 def test_locustfile_is_where_the_package_expects_it() -> None:
     """The file that locust is given lies in the repository."""
     assert LOCUSTFILE.is_file()
-
-
-def test_summary_puts_requests_before_stages() -> None:
-    """The POST line has rates and percentiles of the histogram; the server's stages follow, indented."""
-    lines = summary(
-        [
-            entry("stage", "queue µs", {1500: 100}),
-            entry("POST", "/score", {2: 90, 4: 8, 50: 2}, failures=3),
-        ]
-    ).splitlines()
-    assert lines[2].split() == ["/score", "100", "3", "10.0", "3.12", "2.00", "50.0", "50.0"]
-    assert lines[3].startswith("  queue ")
-    assert lines[3].split()[-1] == "1.50"
-
-
-def test_summary_of_nothing_says_so() -> None:
-    """A run without any request has no table."""
-    assert summary([]) == "no request was made"
 
 
 class Puppet:
@@ -123,14 +84,13 @@ def puppet() -> Iterator[Puppet]:
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")
 def test_users_check_every_answer(capfd: pytest.CaptureFixture[str]) -> None:
     """An answer with more classes than rows is a failure, and the run fails with it; stages have their own lines."""
+    args = argument_parser().parse_args(["--users", "2", "--seconds", "1", "--shape", "steady"])
     with puppet() as running:
-        assert run_load_test(load_test(uri=running.uri, users=2, seconds=1, shape="steady", rows=1)) != 0
+        assert run_locust(args, running.uri, "secret-key", None) != 0
     assert running.keys == {"Bearer secret-key"}
-    printed = capfd.readouterr().out
-    (requests,) = [line.split() for line in printed.splitlines() if line.startswith("/score")]
-    assert int(requests[1].replace(",", "")) >= int(requests[2].replace(",", "")) > 0
-    assert [line.split()[-1] for line in printed.splitlines() if line.startswith("  queue")] == ["1.50"]
-    assert "requests failed: no classes: an answer of shape [2] to 1 rows" in printed
+    printed = capfd.readouterr().err
+    assert "no classes: an answer of shape [2] to 1 rows" in printed
+    assert "queue µs" in printed
 
 
 @pytest.mark.parametrize("option", ["--users", "--seconds", "--rows"])

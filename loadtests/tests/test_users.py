@@ -1,11 +1,21 @@
 """The users of load tests: shapes, stages and digits."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
 from stoker_bench import users
-from stoker_bench.users import SHAPES, Shape, classes_in_answer, read_digits, stage_times_ms, users_at
+from stoker_bench.users import (
+    SHAPES,
+    Shape,
+    TextExam,
+    classes_in_answer,
+    read_digits,
+    stage_times_ms,
+    users_at,
+)
 
 
 def test_ramp_rises_in_equal_steps_to_the_peak() -> None:
@@ -82,3 +92,18 @@ def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> Non
     monkeypatch.setattr(users, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
         read_digits(None)
+
+
+def test_texts_must_have_the_same_answer_every_time(tmp_path: Path) -> None:
+    """Rounding may differ by what else is in a batch; a file that is none is the operator's error."""
+    file = tmp_path / "texts.txt"
+    file.write_text("how far\n\nis it\n")
+    exam = TextExam(file)
+    assert exam.bodies == [b'{"data":["how far"]}', b'{"data":["is it"]}']
+    assert exam.complaint(0, b"[[1, 2]]") is None
+    assert exam.complaint(0, b"[[1.00001, 2]]") is None
+    assert exam.complaint(1, b"[[3, 4]]") is None
+    assert exam.complaint(0, b"[[3, 4]]") == "not the answer that this text had before"
+    assert exam.complaint(0, b"[[1, 2, 3]]") is not None
+    with pytest.raises(OperatorError, match="is no text that could be sent"):
+        TextExam(tmp_path / "missing")

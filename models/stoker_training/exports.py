@@ -12,9 +12,8 @@ column of ones, and the last kernel gets the bias as one more row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,44 +164,44 @@ TOLERANCE = 1e-3
 """Largest difference of two logits that still counts as the same model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far the exports are apart from the SavedModel on the same rows.
+class Difference(NamedTuple):
+    """How far an export is apart from the SavedModel on the same rows.
 
     Attributes:
-        logits: The SavedModel's, float32[n, 10].
-        onnx_difference: Largest absolute difference of the ONNX model's logits.
-        onnx_classes_differ: Rows to which the ONNX model gives another class.
-        checkpoint_difference: Largest absolute difference of the TensorFlow 1 checkpoint's logits.
-        checkpoint_classes_differ: Rows to which the checkpoint gives another class.
+        largest: Largest absolute difference of two logits.
+        classes_differ: Rows to which it gives another class.
     """
 
-    logits: NDArray[np.float32]
-    onnx_difference: float
-    onnx_classes_differ: int
-    checkpoint_difference: float
-    checkpoint_classes_differ: int
+    largest: float
+    classes_differ: int
 
 
-def measure(saved_model: Path, onnx_model: Path, checkpoint: Path, rows: NDArray[np.float32]) -> Agreement:
+class Agreement(NamedTuple):
+    """The SavedModel's logits, float32[n, 10], and how far the ONNX model and the checkpoint are apart from it."""
+
+    logits: Rows
+    onnx: Difference
+    checkpoint: Difference
+
+
+def measure(saved_model: Path, onnx_model: Path, checkpoint: Path, rows: Rows) -> Agreement:
     """Run the three written models on `rows` float32[n, 784] and compare their logits."""
     reference = saved_model_logits(saved_model, rows)
-    onnx = onnx_logits(onnx_model, rows)
-    restored = checkpoint_logits(checkpoint, rows)
+
+    def compare(logits: Rows) -> Difference:
+        differ = np.count_nonzero(reference.argmax(axis=1) != logits.argmax(axis=1))
+        return Difference(float(np.abs(reference - logits).max()), int(differ))
+
     return Agreement(
-        logits=reference,
-        onnx_difference=_largest_difference(reference, onnx),
-        onnx_classes_differ=_classes_differ(reference, onnx),
-        checkpoint_difference=_largest_difference(reference, restored),
-        checkpoint_classes_differ=_classes_differ(reference, restored),
+        reference, compare(onnx_logits(onnx_model, rows)), compare(checkpoint_logits(checkpoint, rows))
     )
 
 
 def require(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
     """Refuse a run whose exports disagree."""
     for name, difference in (
-        ("ONNX model", agreement.onnx_difference),
-        ("TensorFlow 1 checkpoint", agreement.checkpoint_difference),
+        ("ONNX model", agreement.onnx.largest),
+        ("TensorFlow 1 checkpoint", agreement.checkpoint.largest),
     ):
         # Not `difference > tolerance`: a difference that is not a number is a disagreement too.
         if not difference <= tolerance:
@@ -210,11 +209,3 @@ def require(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
                 f"the {name} disagrees with the SavedModel: the largest difference of two logits on the test "
                 f"images is {difference:.3g}, at most {tolerance:g} is accepted; no run folder was written"
             )
-
-
-def _largest_difference(left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
-    return float(np.abs(left - right).max())
-
-
-def _classes_differ(left: NDArray[np.float32], right: NDArray[np.float32]) -> int:
-    return int(np.count_nonzero(left.argmax(axis=1) != right.argmax(axis=1)))

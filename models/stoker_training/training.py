@@ -97,7 +97,7 @@ def train(
         log(f"test_{name}", metrics[name], None)
     say(
         f"SavedModel and ONNX agree on {test_rows:,} test images: largest difference of logits "
-        f"{agreed.onnx_difference:.2g} (TensorFlow 1 checkpoint {agreed.checkpoint_difference:.2g})."
+        f"{agreed.onnx.largest:.2g} (TensorFlow 1 checkpoint {agreed.checkpoint.largest:.2g})."
     )
     if several is not None:
         several.wait()
@@ -108,7 +108,7 @@ def train(
         epochs=metrics["epochs"],
         accuracy=metrics["accuracy"],
         loss=metrics["loss"],
-        largest_logits_difference=agreed.onnx_difference,
+        largest_logits_difference=agreed.onnx.largest,
         fit_s=fit.fit_s,
     )
 
@@ -159,10 +159,10 @@ def _metrics(
         "best_epoch": fit.best_epoch,
         "batch_rows": fit.batch_rows,
         "agreement_with_saved_model": {
-            "onnx_largest_logits_difference": agreed.onnx_difference,
-            "onnx_classes_differ": agreed.onnx_classes_differ,
-            "tf1_checkpoint_largest_logits_difference": agreed.checkpoint_difference,
-            "tf1_checkpoint_classes_differ": agreed.checkpoint_classes_differ,
+            "onnx_largest_logits_difference": agreed.onnx.largest,
+            "onnx_classes_differ": agreed.onnx.classes_differ,
+            "tf1_checkpoint_largest_logits_difference": agreed.checkpoint.largest,
+            "tf1_checkpoint_classes_differ": agreed.checkpoint.classes_differ,
         },
         "durations_s": {"fit": round(fit.fit_s, 3)},
         "devices": [asdict(gpu) for gpu in gpus] or ["CPU"],

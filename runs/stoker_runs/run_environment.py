@@ -14,10 +14,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -34,7 +34,7 @@ from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker.system.wording import format_count
-from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first
 from stoker_runs.environments.interpreters import choose_run_interpreter
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 
@@ -71,45 +71,95 @@ class RequestedPackages:
         return cls(relaxed(written, gpus), *relaxed_variables(written))
 
 
-def prepare_environment(
-    requested: RequestedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
+class Builder:
+    """Builds environments of runs for one kind of machine.
+
+    Attributes:
+        place: What decides of packages besides the file, such as the machine and the image.
+        reads_files: Whether packages may be files of this machine.
+        notes: What `got.txt` says of each environment.
+    """
+
+    place: Sequence[str] = ()
+    reads_files = False
+    notes: Sequence[str] = ()
+
+    def choose_python(self, specification: Specification) -> tuple[Interpreter, str]:
+        """Return the Python to build with, and a line that says why; empty for none."""
+        raise NotImplementedError
+
+    def has_uv(self) -> bool:
+        """Whether there is uv, which builds as of a date; asked after a failure."""
+        raise NotImplementedError
+
+    def find_or_build(self, wanted: Candidate, python: Interpreter) -> tuple[Path, Mapping[str, str]]:
+        """Return the interpreter and the packages of an environment, which is built if missing."""
+        raise NotImplementedError
+
+
+def obtain_environment(
+    builder: Builder,
+    requested: RequestedEnvironment,
+    folder: Path,
+    environments_dir: Path,
+    say: Say,
+    gpus: int = 0,
 ) -> RunEnvironment:
     """Build or find the environment of a run, and record its packages.
 
     Args:
         folder: `environment/` of the run.
+        environments_dir: Has the dates at which pinned packages fit together.
+
+    Raises:
+        EnvironmentUnusable: It cannot be had.
     """
 
     def build(one: Candidate) -> tuple[Path, Mapping[str, str], Interpreter, list[str]]:
-        python, note = choose_run_interpreter(one.specification)
+        python, note = builder.choose_python(one.specification)
         differences = [*([note] if note else []), *notes(one.specification), *one.differences]
         for line in differences:
             say(line)
         try:
-            venv, packages = _find_or_build(one, python, folder, environments_dir, say)
+            interpreter, packages = builder.find_or_build(one, python)
         except EnvironmentUnusable as error:
             raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
-        return venv, packages, python, differences
+        return interpreter, packages, python, differences
 
     wanted = RequestedPackages.read(requested, folder, gpus)
-    remembered = RememberedDate(environments_dir, wanted.specification)
-    found = candidates(
-        wanted.specification,
-        requested,
-        remembered.read(),
-        say,
-        can_date=lambda: Installer.find().uv is not None,
+    specification = wanted.specification
+    if specification.files and not builder.reads_files:
+        named = ", ".join(path.name for path in specification.files)
+        raise EnvironmentUnusable(
+            f"{specification.path.name} refers to files of this machine ({named}), which the target does not have; "
+            "name packages of an index instead"
+        )
+    remembered = RememberedDate(environments_dir, specification, *builder.place)
+    (interpreter, packages, python, differences), chosen = build_first(
+        specification, requested, remembered.read(), say, build, can_date=builder.has_uv
     )
-    (venv, packages, python, differences), chosen = build_first(found, build)
     remembered.keep(chosen)
     for line in wanted.lines:
         say(line)
-    record_packages(folder, [*differences, *wanted.lines], f"Python {python}", packages)
-    variables = dict(wanted.variables)
-    if _LEGACY_KERAS not in packages and os.environ.keys() & _KERAS_2.keys():
+    lines = [*differences, *wanted.lines, *builder.notes]
+    record_packages(folder, lines, f"Python {python}", packages)
+    return RunEnvironment(interpreter, dict(wanted.variables), packages)
+
+
+def prepare_environment(
+    requested: RequestedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
+) -> RunEnvironment:
+    """Build or find the environment of a run on this machine, and record its packages.
+
+    Args:
+        folder: `environment/` of the run.
+    """
+    builder = _LocalBuilder(folder, environments_dir, say)
+    built = obtain_environment(builder, requested, folder, environments_dir, say, gpus)
+    if _LEGACY_KERAS not in built.packages and os.environ.keys() & _KERAS_2.keys():
         # The submitting process may use Keras 2; the script gets the Keras that its file names.
-        variables |= dict.fromkeys(_KERAS_2, "0")
-    return RunEnvironment(python_of(venv), variables, packages)
+        return replace(built, variables={**built.variables, **dict.fromkeys(_KERAS_2, "0")})
+    return built
 
 
 def as_written(specification: Specification, gpus: int = 0) -> Specification:
@@ -198,113 +248,86 @@ def _name_alone(line: str) -> str:
     return line if requirement.url else f"{requirement.name}{extras}{marker}"
 
 
-def find_or_build(
-    environments_dir: Path,
-    content: Mapping[str, Any],
-    say: Say,
-    build: Callable[[Path, int], Mapping[str, str]],
-    is_usable: Callable[[Path], bool] = lambda _: True,
-) -> tuple[Path, Mapping[str, str]]:
-    """Return the folder of an environment and its packages; it is built if missing.
+def log_installer(log: Path, printed: str, returncode: int, problem: str) -> None:
+    """Add what an installer has printed to a log.
 
-    Args:
-        content: Everything that decides what it has.
-        build: Builds it in an empty folder, and returns its packages; installers hold the descriptor of the lock.
-        is_usable: Whether an environment that was built before is still whole.
+    Raises:
+        EnvironmentUnusable: It has failed.
     """
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
-    place = private_folder(environments_dir) / key
-    with build_lock(environments_dir, key, say) as lock:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
-            if is_usable(place):
-                return place, packages
-        remove_unfinished(environments_dir)
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(mode=0o700)
-        try:
-            return place, build(place, lock)
-        except BaseException:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(printed)
+    if returncode != 0:
+        last_lines = "\n".join(printed.strip().splitlines()[-_SHOWN_LINES:])
+        raise EnvironmentUnusable(f"{problem} ended with status {returncode}:\n{last_lines}")
+
+
+class _LocalBuilder(Builder):
+    """Builds environments on this machine, in folders of the workspace named by a digest of their content."""
+
+    reads_files = True
+
+    def __init__(self, folder: Path, environments_dir: Path, say: Say) -> None:
+        self._folder = folder
+        self._environments_dir = environments_dir
+        self._say = say
+
+    def choose_python(self, specification: Specification) -> tuple[Interpreter, str]:
+        return choose_run_interpreter(specification)
+
+    def has_uv(self) -> bool:
+        return Installer.find().uv is not None
+
+    def find_or_build(self, wanted: Candidate, python: Interpreter) -> tuple[Path, Mapping[str, str]]:
+        specification = wanted.specification
+        content = {
+            "run": 1,
+            "requirements": specification.lines,
+            "options": specification.options,
+            "files": [digest_of(path) for path in specification.files],
+            "python": [os.path.realpath(python.executable), str(python)],
+            "as_of": wanted.as_of,
+        }
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+        place = private_folder(self._environments_dir) / key
+        interpreter = python_of(place / "venv")
+        with build_lock(self._environments_dir, key, self._say) as lock:
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
+                if interpreter.is_file():
+                    return interpreter, packages
+            remove_unfinished(self._environments_dir)
             shutil.rmtree(place, ignore_errors=True)
-            raise
+            place.mkdir(mode=0o700)
+            try:
+                return interpreter, self._build(wanted, python, place, lock)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
 
-
-def _find_or_build(
-    wanted: Candidate, python: Interpreter, folder: Path, environments_dir: Path, say: Say
-) -> tuple[Path, Mapping[str, str]]:
-    """Return the virtual environment and its packages; it is built if missing."""
-    specification, as_of = wanted.specification, wanted.as_of
-    content = {
-        "run": 1,
-        "requirements": specification.lines,
-        "options": specification.options,
-        "files": [digest_of(path) for path in specification.files],
-        "python": [os.path.realpath(python.executable), str(python)],
-        "as_of": as_of,
-    }
-    place, packages = find_or_build(
-        environments_dir,
-        content,
-        say,
-        lambda place, lock: _Build(
-            specification, python, as_of, place, folder / "build.log", lock, say
-        ).build(),
-        lambda place: python_of(place / "venv").is_file(),
-    )
-    return place / "venv", packages
-
-
-@dataclass
-class _Build:
-    """Builds one environment in a folder that nobody else uses."""
-
-    _specification: Specification
-    _python: Interpreter
-    _as_of: str
-    _place: Path
-    _log: Path
-    _lock: int
-    _say: Say
-
-    def __post_init__(self) -> None:
-        self._venv = self._place / "venv"
-        self._installer = Installer.find()
-
-    def build(self) -> dict[str, str]:
-        lines, options = self._specification.lines, self._specification.options
-        self._say(
-            f"building an environment for {self._specification.path.name} with {self._installer} and Python "
-            f"{self._python}, {format_count(len(lines), 'requirement')}"
-        )
-        self._run(self._installer.creation(self._python.executable, self._venv))
-        if lines:
-            requirements = self._place / "requirements.txt"
-            requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
-            self._run([*self._installer.installation(self._venv, requirements, options), *self._dated()])
-        packages = packages_in(self._site_packages)
-        check_imports(self._specification, python_of(self._venv), self._site_packages)
-        manifest = {"file": self._specification.path.name, "python": str(self._python), "packages": packages}
-        replace_file(self._place / MANIFEST, json.dumps(manifest, indent=2).encode())
-        return packages
-
-    def _dated(self) -> Sequence[str]:
-        if not self._as_of:
-            return ()
-        if self._installer.uv is None:
+    def _build(self, wanted: Candidate, python: Interpreter, place: Path, lock: int) -> dict[str, str]:
+        installer, specification, venv = Installer.find(), wanted.specification, place / "venv"
+        lines, options = specification.lines, specification.options
+        if wanted.as_of and installer.uv is None:
             raise EnvironmentUnusable("packages as of a date need uv, which is not installed: pip install uv")
-        return ("--exclude-newer", self._as_of)
-
-    @property
-    def _site_packages(self) -> Path:
-        return next(self._venv.glob("lib/python3*/site-packages"))
-
-    def _run(self, command: Sequence[str | Path]) -> None:
-        done = self._installer.run(command, self._lock)
-        with self._log.open("a", encoding="utf-8") as log:
-            log.write(done.stdout)
-        if done.returncode != 0:
-            last_lines = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
-            raise EnvironmentUnusable(
-                f"the environment for {self._specification.path.name} cannot be built with Python {self._python}: "
-                f"{self._installer} ended with status {done.returncode}:\n{last_lines}"
-            )
+        self._say(
+            f"building an environment for {specification.path.name} with {installer} and Python {python}, "
+            f"{format_count(len(lines), 'requirement')}"
+        )
+        commands = [installer.creation(python.executable, venv)]
+        if lines:
+            requirements = place / "requirements.txt"
+            requirements.write_text(installer.requirements(lines, options), encoding="utf-8")
+            dated = ["--exclude-newer", wanted.as_of] if wanted.as_of else []
+            commands.append([*installer.installation(venv, requirements, options), *dated])
+        problem = (
+            f"the environment for {specification.path.name} cannot be built with Python {python}: {installer}"
+        )
+        for command in commands:
+            done = installer.run(command, lock)
+            log_installer(self._folder / "build.log", done.stdout, done.returncode, problem)
+        site_packages = next(venv.glob("lib/python3*/site-packages"))
+        packages = packages_in(site_packages)
+        check_imports(specification, python_of(venv), site_packages)
+        manifest = {"file": specification.path.name, "python": str(python), "packages": packages}
+        replace_file(place / MANIFEST, json.dumps(manifest, indent=2).encode())
+        return packages

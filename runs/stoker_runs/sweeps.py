@@ -15,10 +15,9 @@ from typing import Any, Unpack
 
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.configuration import read_duration_s
-from stoker_runs.launch.submission import Request
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
-from stoker_runs.tracking import Run, RunOptions, requested
+from stoker_runs.tracking import Run, SubmitOptions, request_of
 from stoker_runs.tuning.children import Trial, submit_sweep, trials_of
 from stoker_runs.tuning.definition import (
     RANDOM,
@@ -103,24 +102,6 @@ def qlognormal(mu: float, sigma: float, q: float) -> Expression:
     return expression("qlognormal", mu, sigma, q)
 
 
-class SubmitOptions(RunOptions, total=False):
-    """The source of a sweep's runs, and where and how each of them runs.
-
-    Attributes:
-        source: The folder that is sent; the current one by default.
-        experiment: The experiment; by default the name of the folder.
-        environment: A conda or requirements file; by default this Python as it is.
-        as_of: Packages that were uploaded after this date are left out, as `2021-05-01`.
-        tags: Labels of the sweep and its runs.
-    """
-
-    source: str | os.PathLike[str]
-    experiment: str
-    environment: str
-    as_of: str
-    tags: Mapping[str, str]
-
-
 class Sweep(Run):
     """A run whose children run one script with other parameters each.
 
@@ -198,21 +179,6 @@ def tune(
     limit_s = None if max_total_duration is None else read_duration_s(max_total_duration)
     chosen = sampler(sampling, parameters, new_seed() if seed is None else seed)
     definition = define_sweep(chosen, metric, goal, runs, at_once, policy, max_duration_s=limit_s)
-    request = _request(script, args, found, options)
+    request = request_of(script, args, found, options)
     folder, _ = submit_sweep(request, definition, found)
     return Sweep(folder, found)
-
-
-def _request(script: str, args: Sequence[Any], workspace: Workspace, options: SubmitOptions) -> Request:
-    of_runs: Any = {name: value for name, value in options.items() if name in RunOptions.__annotations__}
-    return requested(
-        script,
-        args,
-        options.get("source", "."),
-        options.get("experiment", ""),
-        options.get("environment", ""),
-        options.get("as_of", ""),
-        options.get("tags"),
-        workspace,
-        of_runs,
-    )

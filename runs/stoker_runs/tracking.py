@@ -40,10 +40,15 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class RunOptions(TypedDict, total=False):
-    """Options of where and how a run runs.
+class SubmitOptions(TypedDict, total=False):
+    """Options of what is sent, and where and how it runs.
 
     Attributes:
+        source: The source folder, which is copied; the current one by default.
+        experiment: The experiment; by default the name of the folder.
+        environment: A conda or requirements file; by default this Python as it is.
+        as_of: Use only packages uploaded up to this date, for example `2021-05-01`.
+        tags: Tags of the run.
         target: Name of the compute target; `local` by default.
         nodes: Number of machines.
         processes_per_node: Number of processes on each machine.
@@ -57,6 +62,11 @@ class RunOptions(TypedDict, total=False):
             script finds the path in the variable of that name, or in `stoker_run.current().input_datasets`.
     """
 
+    source: str | os.PathLike[str]
+    experiment: str
+    environment: str
+    as_of: str
+    tags: Mapping[str, str]
     target: str
     nodes: int
     processes_per_node: int
@@ -222,26 +232,16 @@ def submit(
     script: str,
     args: Sequence[Any] = (),
     *,
-    source: str | os.PathLike[str] = ".",
-    experiment: str = "",
-    environment: str = "",
-    as_of: str = "",
-    tags: Mapping[str, str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[SubmitOptions],
 ) -> Run:
     """Run a script on a compute target.
 
     Args:
-        script: The script, relative to `source`.
+        script: The script, relative to the source folder.
         args: Its command-line arguments; numbers are converted to text.
-        source: The source folder, which is copied.
-        experiment: The experiment; by default the name of the folder.
-        environment: A conda or requirements file; by default this Python as it is.
-        as_of: Use only packages uploaded up to this date, for example `2021-05-01`.
-        tags: Tags of the run.
         workspace: The workspace directory.
-        options: Where and how it runs; see `RunOptions`.
+        options: What is sent, and where and how it runs; see `SubmitOptions`.
 
     Returns:
         The run, which continues when this process ends.
@@ -250,22 +250,11 @@ def submit(
         OperatorError: The submission is refused.
     """
     found = Workspace.find(None if workspace is None else Path(workspace))
-    request = requested(script, args, source, experiment, environment, as_of, tags, found, options)
-    folder, _ = submit_request(request, found)
+    folder, _ = submit_request(request_of(script, args, found, options), found)
     return Run(folder, found)
 
 
-def requested(
-    script: str,
-    args: Sequence[Any],
-    source: str | os.PathLike[str],
-    experiment: str,
-    environment: str,
-    as_of: str,
-    tags: Mapping[str, str] | None,
-    workspace: Workspace,
-    options: RunOptions,
-) -> Request:
+def request_of(script: str, args: Sequence[Any], workspace: Workspace, options: SubmitOptions) -> Request:
     """Return what the arguments of `submit` ask for.
 
     Raises:
@@ -273,13 +262,16 @@ def requested(
         ValueError: A duration is none.
     """
     given: dict[str, Any] = dict(options)
+    source = Path(given.pop("source", "."))
+    of_request = {
+        name: given.pop(name) for name in ("experiment", "environment", "as_of", "tags") if name in given
+    }
     if "max_duration" in given:
         given["max_duration_s"] = read_duration_s(given.pop("max_duration"))
     if "inputs" in given:
         named = given["inputs"].items()
         given["inputs"] = {name: find_input(name, os.fspath(where), workspace) for name, where in named}
-    definition = Definition(script, tuple(map(str, args)), **given)
-    return Request(definition, Path(source), experiment, environment, as_of=as_of, tags=dict(tags or {}))
+    return Request(Definition(script, tuple(map(str, args)), **given), source, **of_request)
 
 
 @contextmanager

@@ -16,9 +16,8 @@ import numpy as np
 from tests.chaos.ledger import Verdict
 from tests.http.raw_http import Answer, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY
+from tests.tables import table_rows
 from tritonclient.grpc import service_pb2
-
-from stoker_bench.networks.tables import table_rows
 
 __all__ = [
     "GRPC_METHOD",

@@ -19,9 +19,8 @@ import numpy as np
 from tests.chaos.questions import ON_DEMAND_MODELS, PAIR_NUMBERS
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
+from tests.tables import write_table
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
-
-from stoker_bench.networks.tables import write_table
 
 __all__ = ["RECOVERY_S", "ChaosServer", "Usage"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.live_server import LiveServer, wait_until
+from tests.tables import write_table
 
 from stoker.deployment import Device
 from stoker.gpu.nvml import GpuReader, gpus
 from stoker.gpu.survey import find_devices
-from stoker_bench.networks.tables import write_table
 
 pytestmark = [pytest.mark.gpu]
 

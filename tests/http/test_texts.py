@@ -159,12 +159,12 @@ def test_long_bodies_of_embeddings(served: Served) -> None:
     """They are read beside the event loop, as those of the scoring endpoint are."""
     many = [f"{text} {number % 7}" for number in range(6000) for text in TEXTS]
     with ThreadPoolExecutor(2) as threads:
-        asked = threads.submit(
+        answers = threads.submit(
             served.post, "/api/v1/service/m/v1/embeddings", {"input": many, "dimensions": 4}
         )
         for _ in range(20):
             assert served.score(["stones"]).status == 200
-    answer, (first,) = asked.result(), served.own_answers(many[0])
+    answer, (first,) = answers.result(), served.own_answers(many[0])
     assert [one["index"] for one in answer["data"]] == [*range(len(many))]
     assert close(answer["data"][0]["embedding"], first[:4] / np.linalg.norm(first[:4]))
     assert answer["usage"]["total_tokens"] > len(many)

@@ -13,10 +13,10 @@ from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, free_port
 from tests.patience import PATIENCE_S, PROGRAM_S
 from tests.process.conftest import Serve
+from tests.tables import table_rows, write_table
 
 from stoker.gateway.grpc.messages import SERVICE, message
 from stoker.system.resources import private_memory
-from stoker_bench.networks.tables import table_rows, write_table
 
 pytestmark = pytest.mark.long
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+from stoker_bench.networks.tables import write_table
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.patience import PROGRAM_S
@@ -41,7 +42,6 @@ from stoker.metrics.memory import MetricMemory
 from stoker.supervisor import device_processes
 from stoker.system.logs import log_settings
 from stoker.system.resources import private_memory
-from stoker_bench.networks.tables import write_table
 
 pytestmark = pytest.mark.long
 

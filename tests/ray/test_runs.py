@@ -27,7 +27,7 @@ from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.attaching import create
+from stoker_runs.targets.attaching import attach
 from stoker_runs.tuning.children import child_folders, submit_sweep
 from stoker_runs.tuning.definition import define_sweep, expression, sampler
 
@@ -70,7 +70,7 @@ def workspace_with(cluster: Cluster, tmp_path: Path, max_nodes: int) -> Workspac
     """A workspace whose target `big` is the cluster."""
     found = Workspace(tmp_path / "workspace").create()
     content = {"type": "ray", **settings_of(cluster), "max_nodes": max_nodes}
-    create(found, "big", content, {"token": cluster.token}, None)
+    attach(found, "big", content, {"token": cluster.token}, None)
     return found
 
 

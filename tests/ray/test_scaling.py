@@ -16,7 +16,7 @@ from azureml.core.compute import AmlCompute, ComputeTarget
 
 from stoker_runs.records.folder import log_file
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.attaching import create
+from stoker_runs.targets.attaching import attach
 
 _WAIT_S = 300
 SCRIPT = """
@@ -43,7 +43,7 @@ def test_nodes_come_with_runs_and_go_after_them(
     monkeypatch.chdir(tmp_path)
     ws = Workspace.from_config()
     content = {"type": "ray", "address": scaling_cluster.dashboard, "max_nodes": 3, "python": sys.executable}
-    create(ws.local, "cpus", {**content, "idle_s": 2}, {"token": scaling_cluster.token}, None)
+    attach(ws.local, "cpus", {**content, "idle_s": 2}, {"token": scaling_cluster.token}, None)
     configuration = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=3)
     cpus = ComputeTarget.create(ws, "cpus", configuration)
     assert type(cpus) is AmlCompute

@@ -19,8 +19,9 @@ from tests.tiny_packages import write_wheel
 
 from stoker.cli import main
 from stoker.settings.workspace import Workspace
+from stoker_run.json_files import read_json_lines
 from stoker_runs.launch.following import wait
-from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.states import Status
 
 pytestmark = [
@@ -121,7 +122,7 @@ def log(folder: RunFolder) -> str:
 
 def check_results(folder: RunFolder, master: str) -> None:
     assert folder.state().status is Status.COMPLETED, (folder.state(), log(folder))
-    lines = read_lines(folder.attempt(1) / "metrics.jsonl")
+    lines = read_json_lines(folder.attempt(1) / "metrics.jsonl")
     assert [(one["k"], one["v"]) for one in lines] == [("sum", 90)]
     assert (folder.outputs / "master").read_text() == master
 

@@ -16,12 +16,13 @@ from tests.targets.test_conformance import STUBBORN, processes_of
 
 import stoker_runs
 from stoker.settings.workspace import Workspace
+from stoker_run.json_files import read_json_lines
 from stoker_runs.errors import RunFailed
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt, adopt_all
 from stoker_runs.launch.submission import Request, resume, submit
 from stoker_runs.records.exports import draw
-from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
@@ -368,7 +369,7 @@ def test_one_runner_too_many_ends_by_itself(project: Project) -> None:
     for _ in range(3):
         adopt(folder, project.workspace)
     assert wait(folder, project.workspace).status is Status.COMPLETED
-    assert [line["v"] for line in read_lines(folder.events)].count("Running") <= 1
+    assert [line["v"] for line in read_json_lines(folder.events)].count("Running") <= 1
     assert (folder.attempt(1) / "log_0.txt").read_text() == "once\n"
 
 

@@ -15,8 +15,9 @@ from tests.targets.test_local_runs import Project
 from tests.unit.stoker_training.conftest import tiny_mnist  # noqa: F401  # a fixture
 
 from stoker.settings.workspace import Workspace
+from stoker_run.json_files import read_json_lines
 from stoker_runs.launch.following import wait
-from stoker_runs.records.folder import log_file, read_lines
+from stoker_runs.records.folder import log_file
 from stoker_runs.records.states import Status
 
 pytestmark = pytest.mark.targets
@@ -140,7 +141,7 @@ def test_a_killed_process_ends_the_attempt_at_once(project: Project) -> None:
     project.wait_for_output(folder, "up")
     numbers = {
         line["process_name"]: line["pid_in_container"]
-        for line in read_lines(folder.attempt(1) / "process_info.json")
+        for line in read_json_lines(folder.attempt(1) / "process_info.json")
     }
     os.kill(numbers["2"], signal.SIGKILL)
     state = wait(folder, project.workspace)

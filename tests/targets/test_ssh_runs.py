@@ -26,11 +26,12 @@ from tests.tiny_packages import write_wheel
 from stoker.cli import main
 from stoker.environments.installers import Installer
 from stoker.settings.workspace import Workspace
+from stoker_run.json_files import read_json_lines
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.stores import register_store
 from stoker_runs.launch.submission import resume
-from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Output
 from stoker_runs.records.states import Status
 
@@ -368,7 +369,7 @@ def test_a_killed_runner_is_adopted(project: Project) -> None:
         assert (folder.outputs / "count").read_text() == "x"
         assert log(folder) == "up\n"
         assert folder.attempts() == [1]
-        assert [line["v"] for line in read_lines(folder.events)].count("Running") <= 1
+        assert [line["v"] for line in read_json_lines(folder.events)].count("Running") <= 1
 
 
 def test_a_failed_run_is_resumed_from_its_outputs(project: Project) -> None:

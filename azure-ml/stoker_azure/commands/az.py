@@ -204,7 +204,7 @@ _QUERY: Final = _option(
 )
 _DIRECTORY: Final = _option("-d", "--output-dir", dest="output", metavar="DIR", help="where to")
 _PREFIX: Final = _option("--prefix", default="", metavar="PREFIX", help="only those that begin so")
-ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace], int], Any]]] = {
+ACTIONS: dict[tuple[str, str], tuple[str, Callable[[argparse.Namespace], int], Any]] = {
     ("computetarget", "attach"): (
         "write NAME.compute and NAME.runconfig of a compute target",
         az_actions.attach,
@@ -263,7 +263,6 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         (_NAME,),
     ),
     ("computetarget", "detach"): ("forget one of the project", az_actions.detach, (_NAME,)),
-    ("computetarget", "delete"): ("the same as detach", az_actions.detach, (_NAME,)),
     ("experiment", "prepare"): (
         "have packages and image of a run configuration",
         az_actions.prepare,
@@ -299,11 +298,6 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         "copy the source files of a run to a new folder",
         az_actions.restore,
         (_RUN, _option("--path", "-d", dest="output", metavar="DIR", help="the folder (default: RUN)")),
-    ),
-    ("run", "submit-script"): (
-        "run a script by a run configuration",
-        az_actions.submit,
-        (_CONFIG, _TARGET, _EXPERIMENT, _DETACH, _SCRIPT, _ARGUMENTS),
     ),
     ("run", "submit-hyperdrive"): (
         "run a script with many parameters, by a HyperDrive configuration",
@@ -343,16 +337,6 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         (_NAME,),
     ),
     ("job", "cancel"): ("have a run ended", az_actions.native("runs", "cancel", "{name}"), (_NAME,)),
-    ("run", "list"): (
-        "list runs with what they have measured",
-        history,
-        (_OUTPUT, _QUERY, _EXPERIMENT),
-    ),
-    ("run", "show"): (
-        "show a run",
-        az_actions.native("runs", "show", "{reference}", "--json"),
-        (_RUN, _OUTPUT),
-    ),
     ("run", "cancel"): ("have a run ended", az_actions.native("runs", "cancel", "{reference}"), (_RUN,)),
     ("run", "download-logs"): ("copy the logs of a run", az_actions.download_logs, (_RUN, _DIRECTORY)),
     ("folder", "attach"): (
@@ -378,6 +362,12 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
     ("datastore", "list"): ("list the data stores", az_actions.list_stores, ()),
 }
 """The commands by group and verb: help, function, and arguments."""
+ACTIONS |= {
+    ("computetarget", "delete"): ACTIONS["computetarget", "detach"],
+    ("run", "submit-script"): ACTIONS["experiment", "submit"],
+    ("run", "list"): ACTIONS["history", "list"],
+    ("run", "show"): ACTIONS["history", "info"],
+}
 _GROUPS: Final = {
     "computetarget": "compute targets",
     "experiment": "scripts by run configurations",

@@ -18,34 +18,11 @@ from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import read_flag, read_text, read_value, unknown_setting
 from stoker.settings.server import ImportedSettings
+from stoker_azure.config.kept_for_clusters import kept_notes, shown_settings
 from stoker_azure.config.readers import read_positive, read_texts, whole_number
 
 Kind = Literal["aks", "aci", "local"]
 """The platform on Azure: Kubernetes, Container Instances, Docker on the own machine."""
-
-Group = Literal[
-    "here",
-    "autoscaling",
-    "resources",
-    "liveness probe",
-    "placement",
-    "network",
-    "encryption",
-    "monitoring",
-    "labels",
-]
-"""`here`: the setting has an effect on this machine. Otherwise the group says why it has none."""
-
-KEPT_BECAUSE: Final[Mapping[Group, str]] = {
-    "autoscaling": "the number of replicas is fixed on one machine",
-    "resources": "a process is given no share of the machine",
-    "liveness probe": "the supervisor sees at once when a process ends; /v2/health/live is there for probes",
-    "placement": "there is no cluster here",
-    "network": "TLS is a setting of Stoker: --tls-cert and --tls-key",
-    "encryption": "nothing is stored in Azure",
-    "monitoring": "metrics are at /metrics",
-    "labels": "they are said here and do nothing",
-}
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
@@ -55,22 +32,23 @@ class Field:
     """A setting.
 
     Attributes:
-        json_names: Its names in the CLI's JSON, with dots for nesting; the first is the documented one. Empty where
-            the CLI has none.
+        json: Its names in the CLI's JSON, with dots for nesting, as words; the first is the documented one. Empty
+            where the CLI has none.
         kinds: The deployments that have it.
         read: Reads a value; see `stoker.settings.readers`.
-        group: Whether it has an effect here, and if not, why.
+        group: `here` where it has an effect here, else the reason why not: a group of `KEPT_BECAUSE`.
     """
 
     keyword: str
-    json_names: tuple[str, ...]
+    json: str
     kinds: frozenset[Kind]
     read: Callable[[Any], Any]
-    group: Group
+    group: str = "here"
 
-    def names(self, origin: Literal["keyword", "json"]) -> tuple[str, ...]:
-        """Return the names of the setting in the SDK or in JSON."""
-        return (self.keyword,) if origin == "keyword" else self.json_names
+    @property
+    def json_names(self) -> tuple[str, ...]:
+        """Its names in the CLI's JSON."""
+        return tuple(self.json.split())
 
 
 def fields_of(kind: Kind) -> list[Field]:
@@ -93,76 +71,70 @@ _SECONDS: Final = whole_number(1, 86_400)
 _MILLISECONDS: Final = whole_number(1, 3_600_000)
 
 
-def _field(
-    keyword: str, json_names: str, kinds: frozenset[Kind], read: Callable[[Any], Any], group: Group = "here"
-) -> Field:
-    return Field(keyword, tuple(json_names.split()), kinds, read, group)
-
-
 FIELDS: Final = (
-    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, read_flag),
-    _field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
-    _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _REPLICAS, "autoscaling"),
-    _field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
-    _field(
+    Field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, read_flag),
+    Field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
+    Field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _REPLICAS, "autoscaling"),
+    Field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
+    Field(
         "autoscale_target_utilization",
         "autoScaler.targetUtilization",
         _AKS,
         whole_number(1, 100),
         "autoscaling",
     ),
-    _field("num_replicas", "numReplicas", _AKS, _REPLICAS),
-    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, read_flag),
-    _field("auth_enabled", "authEnabled", _CLOUD, read_flag),
-    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, read_flag),
-    _field("primary_key", "keys.primaryKey", _CLOUD, read_text),
-    _field("secondary_key", "keys.secondaryKey", _CLOUD, read_text),
-    _field("scoring_timeout_ms", "scoringTimeoutMs", _AKS, _MILLISECONDS),
-    _field(
+    Field("num_replicas", "numReplicas", _AKS, _REPLICAS),
+    Field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, read_flag),
+    Field("auth_enabled", "authEnabled", _CLOUD, read_flag),
+    Field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, read_flag),
+    Field("primary_key", "keys.primaryKey", _CLOUD, read_text),
+    Field("secondary_key", "keys.secondaryKey", _CLOUD, read_text),
+    Field("scoring_timeout_ms", "scoringTimeoutMs", _AKS, _MILLISECONDS),
+    Field(
         "replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, whole_number(1, 1024)
     ),
-    _field("max_request_wait_time", "maxQueueWaitMs", _AKS, _MILLISECONDS),
-    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, whole_number(0, 1024)),
-    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, read_positive),
-    _field("port", "port", _LOCAL, whole_number(1, 65_535)),
-    _field("description", "description", _CLOUD, read_text),
-    _field("tags", "tags", _CLOUD, read_texts, "labels"),
-    _field("properties", "properties", _CLOUD, read_texts, "labels"),
-    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, read_positive, "resources"),
-    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, read_positive, "resources"),
-    _field(
+    Field("max_request_wait_time", "maxQueueWaitMs", _AKS, _MILLISECONDS),
+    Field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, whole_number(0, 1024)),
+    Field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, read_positive),
+    Field("port", "port", _LOCAL, whole_number(1, 65_535)),
+    Field("description", "description", _CLOUD, read_text),
+    Field("tags", "tags", _CLOUD, read_texts, "labels"),
+    Field("properties", "properties", _CLOUD, read_texts, "labels"),
+    Field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, read_positive, "resources"),
+    Field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, read_positive, "resources"),
+    Field(
         "memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, read_positive, "resources"
     ),
-    _field("period_seconds", "livenessProbeRequirements.periodSeconds", _AKS, _SECONDS, "liveness probe"),
-    _field(
+    Field("period_seconds", "livenessProbeRequirements.periodSeconds", _AKS, _SECONDS, "liveness probe"),
+    Field(
         "initial_delay_seconds",
         "livenessProbeRequirements.initialDelaySeconds",
         _AKS,
         _SECONDS,
         "liveness probe",
     ),
-    _field("timeout_seconds", "livenessProbeRequirements.timeoutSeconds", _AKS, _SECONDS, "liveness probe"),
-    _field(
+    Field("timeout_seconds", "livenessProbeRequirements.timeoutSeconds", _AKS, _SECONDS, "liveness probe"),
+    Field(
         "success_threshold", "livenessProbeRequirements.successThreshold", _AKS, _SECONDS, "liveness probe"
     ),
-    _field(
+    Field(
         "failure_threshold", "livenessProbeRequirements.failureThreshold", _AKS, _SECONDS, "liveness probe"
     ),
-    _field("namespace", "namespace", _AKS, _namespace, "placement"),
-    _field("compute_target_name", "computeTargetName", _AKS, read_text, "placement"),
-    _field("blobfuse_enabled", "", _AKS, read_flag, "placement"),
-    _field("location", "location", _ACI, read_text, "placement"),
-    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, read_flag, "monitoring"),
-    _field("ssl_enabled", "sslEnabled", _ACI, read_flag, "network"),
-    _field("ssl_cert_pem_file", "sslCertificate", _ACI, read_text, "network"),
-    _field("ssl_key_pem_file", "sslKey", _ACI, read_text, "network"),
-    _field("ssl_cname", "cname", _ACI, read_text, "network"),
-    _field("dns_name_label", "dnsNameLabel", _ACI, read_text, "network"),
-    _field("vnet_name", "vnetName", _ACI, read_text, "network"),
-    _field("subnet_name", "subnetName", _ACI, read_text, "network"),
-    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, read_text, "encryption"),
-    _field("cmk_key_name", "keyName", _ACI, read_text, "encryption"),
-    _field("cmk_key_version", "keyVersion", _ACI, read_text, "encryption"),
+    Field("namespace", "namespace", _AKS, _namespace, "placement"),
+    Field("compute_target_name", "computeTargetName", _AKS, read_text, "placement"),
+    Field("blobfuse_enabled", "", _AKS, read_flag, "placement"),
+    Field("location", "location", _ACI, read_text, "placement"),
+    Field("enable_app_insights", "appInsightsEnabled", _CLOUD, read_flag, "monitoring"),
+    Field("ssl_enabled", "sslEnabled", _ACI, read_flag, "network"),
+    Field("ssl_cert_pem_file", "sslCertificate", _ACI, read_text, "network"),
+    Field("ssl_key_pem_file", "sslKey", _ACI, read_text, "network"),
+    Field("ssl_cname", "cname", _ACI, read_text, "network"),
+    Field("dns_name_label", "dnsNameLabel", _ACI, read_text, "network"),
+    Field("vnet_name", "vnetName", _ACI, read_text, "network"),
+    Field("subnet_name", "subnetName", _ACI, read_text, "network"),
+    Field("cmk_vault_base_url", "vaultBaseUrl", _ACI, read_text, "encryption"),
+    Field("cmk_key_name", "keyName", _ACI, read_text, "encryption"),
+    Field("cmk_key_version", "keyVersion", _ACI, read_text, "encryption"),
 )
 
 
@@ -306,16 +278,22 @@ class DeploymentConfig:
             yield "max_request_wait_time has no effect without replica_max_concurrent_requests"
         if 0 < values.get("cpu_cores", 1) < 1:
             yield f"kept for the cluster: cpu_cores {values['cpu_cores']:g}; a core is not shared out here"
-        for group, because in KEPT_BECAUSE.items():
-            shown = _shown(values, [f for f in fields_of(self.kind) if f.group == group])
-            if shown:
-                yield f"kept for the cluster: {group} ({shown}); {because}"
+        yield from kept_notes(*self._in_order())
 
     def _effects(self) -> str:
         silent = {*_SECRET, "auth_enabled", "token_auth_enabled", "autoscale_enabled"}
-        effective = [f for f in fields_of(self.kind) if f.group == "here" and f.keyword not in silent]
+        values, groups = self._in_order()
+        effective = {
+            name: value for name, value in values.items() if groups[name] == "here" and name not in silent
+        }
         access = "tokens" if self.takes_tokens else "keys" if self.takes_keys else "no keys"
-        return ", ".join(filter(None, (access, _shown(self.values, effective))))
+        return ", ".join(filter(None, (access, shown_settings(effective))))
+
+    def _in_order(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the values in the order of `FIELDS`, and the group of each."""
+        given = [field for field in fields_of(self.kind) if field.keyword in self.values]
+        values = {field.keyword: self.values[field.keyword] for field in given}
+        return values, {field.keyword: field.group for field in given}
 
 
 def _flatten(content: Mapping[str, Any], nested: Iterable[str]) -> Iterable[tuple[str, Any]]:
@@ -331,22 +309,6 @@ def _flatten(content: Mapping[str, Any], nested: Iterable[str]) -> Iterable[tupl
             )
         elif value is not None:
             yield name, value
-
-
-def _shown(values: Mapping[str, Any], fields: Iterable[Field]) -> str:
-    return ", ".join(f"{f.keyword} {_as_text(values[f.keyword])}" for f in fields if f.keyword in values)
-
-
-def _as_text(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case dict():
-            return " ".join(f"{name}={content}" for name, content in value.items()) or "none"
-        case _:
-            return str(value)
 
 
 def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[str]:

@@ -8,40 +8,14 @@ is collected) is read by `online_assets`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.readers import read_flag, read_text, read_value, unknown_setting
-from stoker_azure.config.deployment import KEPT_BECAUSE
+from stoker_azure.config.kept_for_clusters import kept_notes
 from stoker_azure.config.readers import read_texts, whole_number
-
-OnlineGroup = Literal[
-    "here",
-    "silent",
-    "autoscaling",
-    "resources",
-    "probes",
-    "placement",
-    "network",
-    "monitoring",
-    "image",
-    "labels",
-]
-"""`here`: the setting has an effect here. `silent`: it needs none. Otherwise the group says why it has none."""
-
-KEPT_ONLINE_BECAUSE: Final[Mapping[OnlineGroup, str]] = {
-    "autoscaling": KEPT_BECAUSE["autoscaling"],
-    "resources": KEPT_BECAUSE["resources"],
-    "probes": "the supervisor sees at once when a process ends; /v2/health/live and /v2/health/ready are there for "
-    "probes",
-    "placement": KEPT_BECAUSE["placement"],
-    "network": KEPT_BECAUSE["network"],
-    "monitoring": KEPT_BECAUSE["monitoring"],
-    "image": "no container is built here",
-    "labels": KEPT_BECAUSE["labels"],
-}
 
 _CPU: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m?)", re.ASCII)
 
@@ -53,12 +27,12 @@ class OnlineField:
     Attributes:
         name: Name in the YAML, with dots for nesting.
         read: Reads a value; see `stoker.settings.readers`.
-        group: Whether it has an effect here, and if not, why.
+        group: `here` where it has an effect here, `silent` where it needs none, else a group of `KEPT_BECAUSE`.
     """
 
     name: str
     read: Callable[[Any], Any]
-    group: OnlineGroup = "here"
+    group: str = "here"
 
 
 def read_fields(content: Mapping[str, Any], fields: Iterable[OnlineField], source: str) -> dict[str, Any]:
@@ -69,13 +43,9 @@ def read_fields(content: Mapping[str, Any], fields: Iterable[OnlineField], sourc
 
 def notes_without_effect(
     values: Mapping[str, Any], fields: Iterable[OnlineField], prefix: str
-) -> Iterable[str]:
+) -> Iterator[str]:
     """Yield notes on the settings without effect, one a group."""
-    by_name = {field.name: field for field in fields}
-    for group, because in KEPT_ONLINE_BECAUSE.items():
-        given = [f"{name} {_shown(value)}" for name, value in values.items() if by_name[name].group == group]
-        if given:
-            yield f"{prefix}kept for the cluster: {group} ({', '.join(given)}); {because}"
+    yield from (prefix + note for note in kept_notes(values, {field.name: field.group for field in fields}))
 
 
 def _read(
@@ -92,12 +62,6 @@ def _read(
             yield from _read(value, f"{name}.", known, source)
         elif value is not None:
             raise InvalidSettings(f"{source}: {name} must be a mapping, got {value!r}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={content}" for name, content in value.items()) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
+import itertools
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, cast
 
 import httptools
-import numpy as np
-import orjson
-import uvloop
 
 from stoker_bench.generators.load_generator import LoadFigures, figures_of
 
@@ -155,12 +151,16 @@ class Tally:
             self.errors += 1
 
 
-class _Connection(HttpCaller):
-    """One caller: writes the request, awaits the whole answer, writes it again."""
+Caller = Callable[[Tally], KeptConnection]
+"""Makes a connection that calls, and counts in the tally."""
 
-    def __init__(self, request: bytes, tally: Tally) -> None:
+
+class _Connection(HttpCaller):
+    """One caller: writes a request, awaits the whole answer, writes the next one."""
+
+    def __init__(self, requests: Iterator[bytes], tally: Tally) -> None:
         super().__init__()
-        self._request = request
+        self._requests = requests
         self._tally = tally
 
     def opened(self) -> None:
@@ -168,7 +168,7 @@ class _Connection(HttpCaller):
 
     def _call(self) -> None:
         self._started_s = time.perf_counter()
-        self.send(self._request)
+        self.send(next(self._requests))
 
     def answered(self, status: int, kept: bool) -> None:
         if self._tally.closing:
@@ -181,36 +181,13 @@ class _Connection(HttpCaller):
         self._tally.count_error()
 
 
-async def run_callers(
-    host: str,
-    port: int,
-    make: Callable[[], KeptConnection],
-    tally: Tally,
-    *,
-    connections: int,
-    seconds: float,
-    begin_s: float | None = None,
-) -> LoadFigures:
-    """Keep connections calling for `seconds`, and return their figures; see `closed_loop`."""
-    callers = [
-        asyncio.create_task(keep_connected(host, port, make, lambda _: tally.count_error()))
-        for _ in range(connections)
-    ]
-    if begin_s is not None:
-        await asyncio.sleep(begin_s - time.monotonic())
-        tally.latencies_s.clear()
-    started_s, cpu_s = time.perf_counter(), time.process_time()
-    await asyncio.sleep(seconds)
-    duration_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
-    tally.closing = True
-    for caller in callers:
-        caller.cancel()
-    await asyncio.gather(*callers, return_exceptions=True)
-    return figures_of(tally.latencies_s, tally.errors, duration_s, cores=cpu_s / duration_s)
+def http_caller(*requests: bytes) -> Caller:
+    """Return how callers of HTTP/1.1 are made; together they send these requests in turn."""
+    return partial(_Connection, itertools.cycle(requests))
 
 
 async def closed_loop(
-    host: str, port: int, request: bytes, connections: int, seconds: float, begin_s: float | None = None
+    host: str, port: int, caller: Caller, connections: int, seconds: float, begin_s: float | None = None
 ) -> tuple[LoadFigures, list[float]]:
     """Load a server for `seconds`; requests in flight at the end are not counted.
 
@@ -221,38 +198,19 @@ async def closed_loop(
         The figures, and the latency of each counted answer in seconds.
     """
     tally = Tally()
-    figures = await run_callers(
-        host,
-        port,
-        lambda: _Connection(request, tally),
-        tally,
-        connections=connections,
-        seconds=seconds,
-        begin_s=begin_s,
-    )
+    callers = [
+        asyncio.create_task(keep_connected(host, port, lambda: caller(tally), lambda _: tally.count_error()))
+        for _ in range(connections)
+    ]
+    if begin_s is not None:
+        await asyncio.sleep(begin_s - time.monotonic())
+        tally.latencies_s.clear()
+    started_s, cpu_s = time.perf_counter(), time.process_time()
+    await asyncio.sleep(seconds)
+    duration_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+    tally.closing = True
+    for task in callers:
+        task.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    figures = figures_of(tally.latencies_s, tally.errors, duration_s, cores=cpu_s / duration_s)
     return figures, tally.latencies_s
-
-
-def main() -> None:
-    """Run the generator."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--request", type=Path, required=True, help="file with the request's bytes")
-    parser.add_argument("--connections", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--begin", type=float, help="monotonic time from which answers are counted")
-    parser.add_argument("--latencies", type=Path, help="file (.npy) for each latency in seconds")
-    args = parser.parse_args()
-    allow_many_connections()
-    load = closed_loop(
-        args.host, args.port, args.request.read_bytes(), args.connections, args.seconds, args.begin
-    )
-    figures, latencies_s = uvloop.run(load)
-    if args.latencies:
-        np.save(args.latencies, np.array(latencies_s))
-    print(orjson.dumps(asdict(figures)).decode())
-
-
-if __name__ == "__main__":
-    main()

@@ -10,14 +10,12 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
 import grpc
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
@@ -25,6 +23,7 @@ from stoker_bench.generators.load_generator import (
     GeneratorError,
     LoadFigures,
     LoadGenerator,
+    OwnGenerator,
     figures_of,
     output_of,
 )
@@ -40,25 +39,7 @@ _DATA: Final = re.compile(r"^traffic: .*\((\d+)\) data$", re.MULTILINE)
 def pick_grpc_generator() -> LoadGenerator:
     """Return h2load where it is installed, else the own generator."""
     program = shutil.which("h2load")
-    return H2Load(program) if program else OwnGrpcGenerator()
-
-
-class OwnGrpcGenerator:
-    """The generator of `stoker_bench.generators.grpc_loop` in a process of its own; it reads gRPC's status."""
-
-    description = "the bench's own generator for gRPC (uvloop, one process)"
-
-    def run(self, request: ScoringRequest, connections: int, seconds: float) -> LoadFigures:
-        """See LoadGenerator.run."""
-        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-            message, headers = Path(folder, "message"), Path(folder, "headers")
-            message.write_bytes(request.body)
-            headers.write_bytes(orjson.dumps(request.headers))
-            command = [sys.executable, "-m", "stoker_bench.generators.grpc_loop", "--host", request.host]
-            command += ["--port", str(request.port), "--path", request.path, "--message", str(message)]
-            command += ["--headers", str(headers), "--connections", str(connections)]
-            output = output_of([*command, "--seconds", str(seconds)], seconds)
-        return LoadFigures(**orjson.loads(output))
+    return H2Load(program) if program else OwnGenerator(grpc=True)
 
 
 class H2Load:

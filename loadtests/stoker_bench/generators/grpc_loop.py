@@ -1,24 +1,19 @@
-"""A closed-loop load generator for unary gRPC calls: `python -m stoker_bench.generators.grpc_loop`.
+"""Callers of a closed loop by unary calls of gRPC.
 
-Each connection makes the same call again as soon as its answer is complete; figures go to stdout as JSON. It writes
-and reads the frames of HTTP/2 (RFC 9113) itself: decision 23 has the measurements.
+Each makes the same call again as soon as its answer is complete. It writes and reads the frames of HTTP/2 (RFC 9113)
+itself: decision 23 has the measurements.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import struct
 import time
-from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Final
 
-import orjson
-import uvloop
-
-from stoker_bench.generators.closed_loop import KeptConnection, Tally, run_callers
-from stoker_bench.generators.load_generator import LoadFigures
+from stoker_bench.generators.closed_loop import Caller, KeptConnection, Tally
+from stoker_bench.generators.scoring_request import ScoringRequest
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK: Final = 0x1
@@ -174,51 +169,7 @@ class _Connection(KeptConnection):
         super().connection_lost(exc)
 
 
-async def closed_loop(
-    host: str,
-    port: int,
-    path: str,
-    message: bytes,
-    headers: dict[str, str],
-    *,
-    connections: int,
-    seconds: float,
-) -> LoadFigures:
-    """Load a server for `seconds`; calls under way at the end are not counted.
-
-    Args:
-        path: `/SERVICE/METHOD`.
-        headers: Further metadata of each call.
-    """
-    tally = Tally()
-    head = _header_block(f"{host}:{port}", path, headers)
-    return await run_callers(
-        host, port, lambda: _Connection(head, message, tally), tally, connections=connections, seconds=seconds
-    )
-
-
-def main() -> None:
-    """Run the generator."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--path", required=True, help="/SERVICE/METHOD")
-    parser.add_argument("--message", type=Path, required=True, help="file with the request's message")
-    parser.add_argument("--headers", type=Path, required=True, help="file with metadata as a JSON object")
-    parser.add_argument("--connections", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    args = parser.parse_args()
-    load = closed_loop(
-        args.host,
-        args.port,
-        args.path,
-        args.message.read_bytes(),
-        orjson.loads(args.headers.read_bytes()),
-        connections=args.connections,
-        seconds=args.seconds,
-    )
-    print(orjson.dumps(asdict(uvloop.run(load))).decode())
-
-
-if __name__ == "__main__":
-    main()
+def grpc_caller(request: ScoringRequest) -> Caller:
+    """Return how callers of gRPC are made; the body of the request is the message, and its headers are metadata."""
+    head = _header_block(f"{request.host}:{request.port}", request.path, request.headers)
+    return partial(_Connection, head, request.body)

@@ -131,17 +131,19 @@ def figures_of(
 
 
 class OwnGenerator:
-    """The generator of `stoker_bench.generators.closed_loop` in processes of its own.
+    """The generator of `stoker_bench.generators.own_process` in processes of its own.
 
     Args:
         settle_s: How long connections are loaded before answers count, including the start of processes.
+        grpc: Call by gRPC, not HTTP/1.1.
     """
 
-    def __init__(self, processes: int = 1, settle_s: float = 0.0) -> None:
+    def __init__(self, processes: int = 1, settle_s: float = 0.0, *, grpc: bool = False) -> None:
         self.processes = processes
         self._settle_s = settle_s
+        self._grpc = grpc
         several = "one process" if processes == 1 else f"{processes} processes"
-        self.description = f"the bench's own generator (uvloop, {several})"
+        self.description = f"the bench's own generator{' for gRPC' * grpc} (uvloop, {several})"
 
     def run(
         self,
@@ -153,10 +155,14 @@ class OwnGenerator:
         """See LoadGenerator.run; `during` is entered for just the seconds in which answers count."""
         begin_s = time.monotonic() + self._settle_s
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-            message = Path(folder, "request")
-            message.write_bytes(request.http_bytes)
-            command = [sys.executable, "-m", "stoker_bench.generators.closed_loop", "--host", request.host]
-            command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
+            body, headers = Path(folder, "body"), Path(folder, "headers")
+            body.write_bytes(request.body)
+            headers.write_bytes(orjson.dumps(request.headers))
+            command = [sys.executable, "-m", "stoker_bench.generators.own_process", "--host", request.host]
+            command += ["--port", str(request.port), "--path", request.path, "--body", str(body)]
+            command += ["--headers", str(headers), "--seconds", str(seconds)]
+            if self._grpc:
+                command.append("--grpc")
             if self._settle_s:
                 # All of them count the same seconds.
                 command += ["--begin", str(begin_s)]

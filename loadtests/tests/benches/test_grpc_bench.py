@@ -27,8 +27,10 @@ from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import Launch
-from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
-from stoker_bench.generators.grpc_loop import closed_loop
+from stoker_bench.generators.closed_loop import closed_loop
+from stoker_bench.generators.grpc_loop import grpc_caller
+from stoker_bench.generators.load_generator import OwnGenerator
+from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.reports import CaseResult, Report
 
 PATH = f"/{SERVICE}/ModelInfer"
@@ -39,9 +41,8 @@ SECONDS = 1.0
 async def load(server: Any, port: int, message: bytes, path: str = PATH, connections: int = 3) -> Any:
     """Load a server for a moment."""
     await server.start()
-    figures = await closed_loop(
-        "127.0.0.1", port, path, message, {"X-Own": "v" * 300}, connections=connections, seconds=SECONDS
-    )
+    request = ScoringRequest("127.0.0.1", port, path, message, {"X-Own": "v" * 300})
+    figures, _ = await closed_loop(request.host, request.port, grpc_caller(request), connections, SECONDS)
     await server.stop(None)
     return figures
 
@@ -88,7 +89,8 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     server, port = echo_server("127.0.0.1:0")
     await server.start()
     await server.stop(None)
-    figures = await closed_loop("127.0.0.1", port, PATH, b"", {}, connections=1, seconds=SECONDS)
+    request = ScoringRequest("127.0.0.1", port, PATH, b"")
+    figures, _ = await closed_loop(request.host, request.port, grpc_caller(request), 1, SECONDS)
     assert (figures.requests, figures.errors > 0) == (0, True)
 
 
@@ -150,7 +152,7 @@ def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> Non
     monkeypatch.setattr(grpc_bench, "WARM_UP_S", 0.1)
     if not compiler:
         monkeypatch.setattr(grpc_bench, "cpp_echo_launch", pretend_nothing_can_be_built)
-        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", OwnGrpcGenerator)
+        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", lambda: OwnGenerator(grpc=True))
     before = set(ProcessTree(os.getpid()).pids())
     report = run_grpc_bench(BenchOptions(seconds=1, rounds=1, concurrency=(4,)))
     if compiler and report.notes:

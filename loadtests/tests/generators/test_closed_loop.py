@@ -6,11 +6,16 @@ from collections.abc import Callable
 import pytest
 
 from stoker_bench.contestants.servers import HOST, free_port
-from stoker_bench.generators.closed_loop import closed_loop
+from stoker_bench.generators.closed_loop import closed_loop, http_caller
 from stoker_bench.generators.load_generator import OwnGenerator
-from stoker_bench.generators.scoring_request import scoring_request
+from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
 
-REQUEST = scoring_request(f"http://{HOST}:1/score", b'{"data": []}', key="k").http_bytes
+
+def request_to(port: int) -> ScoringRequest:
+    """Return the request that all send."""
+    return scoring_request(f"http://{HOST}:{port}/score", b'{"data": []}', key="k")
+
+
 SECONDS = 1.0
 """Long enough for some requests where the machine does other things meanwhile."""
 
@@ -20,7 +25,7 @@ class Tiny:
 
     def __init__(self, answer: Callable[[int], bytes | None]) -> None:
         self.answer = answer
-        self.expected = REQUEST
+        self.expected = b""
         self.requests: list[bytes] = []
         self.connections = 0
 
@@ -45,7 +50,11 @@ class Tiny:
         server = await asyncio.start_server(self, HOST, 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            figures, latencies_s = await closed_loop(HOST, port, REQUEST, connections, SECONDS)
+            request = request_to(port)
+            self.expected = request.http_bytes
+            figures, latencies_s = await closed_loop(
+                request.host, request.port, http_caller(request.http_bytes), connections, SECONDS
+            )
             assert len(latencies_s) == figures.requests
             return figures
 
@@ -62,7 +71,7 @@ async def test_each_connection_is_kept_and_asks_again_after_each_answer() -> Non
     tiny = Tiny(fixed("200 OK"))
     figures = await tiny.load(connections=3)
     assert tiny.connections == 3
-    assert set(tiny.requests) == {REQUEST}
+    assert set(tiny.requests) == {tiny.expected}
     assert figures.errors == 0
     # At most one request a connection was still under way at the end.
     assert len(tiny.requests) - 3 <= figures.requests <= len(tiny.requests)
@@ -113,7 +122,8 @@ async def test_hanging_up_on_a_request_is_an_error() -> None:
 @pytest.mark.anyio
 async def test_nobody_there_ends_in_time_with_errors() -> None:
     """A refused connection is tried again until the time is over, and every refusal counts."""
-    figures, _ = await closed_loop(HOST, free_port(), REQUEST, connections=2, seconds=SECONDS)
+    request = request_to(free_port())
+    figures, _ = await closed_loop(request.host, request.port, http_caller(request.http_bytes), 2, SECONDS)
     assert figures.requests == 0
     assert figures.errors >= 2
 
@@ -125,7 +135,7 @@ async def test_own_generator_runs_in_a_process_of_its_own() -> None:
     server = await asyncio.start_server(tiny, HOST, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        request = scoring_request(f"http://{HOST}:{port}/score", b'{"data": []}', key="k")
+        request = request_to(port)
         tiny.expected = request.http_bytes
         figures = await asyncio.to_thread(OwnGenerator().run, request, 2, 1)
     assert figures.errors == 0

@@ -19,11 +19,10 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators import grpc_generator
 from stoker_bench.generators.grpc_generator import (
     H2Load,
-    OwnGrpcGenerator,
     h2load_figures,
     pick_grpc_generator,
 )
-from stoker_bench.generators.load_generator import GeneratorError, LoadFigures, LoadGenerator
+from stoker_bench.generators.load_generator import GeneratorError, LoadFigures, LoadGenerator, OwnGenerator
 from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
 
 MS = 1e-3
@@ -100,7 +99,7 @@ def test_nobody_there_is_an_error_with_its_words(output: str) -> None:
         figures(output, [])
 
 
-@pytest.mark.parametrize(("found", "kind"), [("/usr/bin/h2load", H2Load), (None, OwnGrpcGenerator)])
+@pytest.mark.parametrize(("found", "kind"), [("/usr/bin/h2load", H2Load), (None, OwnGenerator)])
 def test_h2load_is_picked_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, found: str | None, kind: type
 ) -> None:
@@ -162,7 +161,7 @@ def echo(message: bytes, context: grpc.ServicerContext) -> bytes:
 def generator(request: pytest.FixtureRequest) -> LoadGenerator:
     """Each generator that is here."""
     if request.param == "own":
-        return OwnGrpcGenerator()
+        return OwnGenerator(grpc=True)
     program = shutil.which("h2load")
     if program is None:
         pytest.skip("h2load is not installed (Debian: nghttp2-client)")

@@ -42,11 +42,10 @@ def installed_packages(python: str) -> Dict[str, Any]:
             output = getattr(error, "output", None) or b""
             last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return {"error": last or str(error)}
-    folders = [path for path in map(Path, paths) if path.is_dir()]
-    return {
-        "version": version,
-        "names": [path.stem for folder in folders for path in sorted(folder.glob("*.dist-info"))],
-    }
+    # In thousands of entries, texts take half the time of paths.
+    entries = (entry for path in filter(os.path.isdir, paths) for entry in sorted(os.listdir(path)))  # noqa: PTH208
+    end = ".dist-info"
+    return {"version": version, "names": [name[: -len(end)] for name in entries if name.endswith(end)]}
 
 
 def _candidates() -> Iterator[str]:
@@ -79,4 +78,12 @@ def _uv() -> Optional[str]:
     folders = [*map(Path, os.get_exec_path()), Path(sys.executable).parent]
     folders += [Path.home() / ".local/bin", Path.home() / ".cargo/bin"]
     found = (folder / "uv" for folder in folders)
-    return next((str(path) for path in found if os.access(str(path), os.X_OK)), None)
+    return next((str(path) for path in found if _runs(str(path))), None)
+
+
+def _runs(program: str) -> bool:
+    """Whether a program can be run: one of another machine may lie in a container."""
+    try:
+        return subprocess.call([program, "--version"], stdout=subprocess.DEVNULL, timeout=30) == 0
+    except (OSError, subprocess.SubprocessError):
+        return False

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import size_text
+from stoker.commands.terminal import add_workspace_argument, note, size_text
 from stoker.errors import InvalidSettings
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
+from stoker_runs.commands.run_output import duration_option, found_workspace, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.snapshots import Snapshot
 
 
-_PROGRESS_FROM_FILES: Final = 500
 _EXAMPLES: Final = """examples:
   stoker submit train.py --lr 0.1                    this machine, this Python; what follows train.py is its own
   stoker submit --environment env.yml train.py       with the packages that a conda or requirements file names
@@ -59,12 +58,12 @@ _OPTIONS: Final = (
     ("--processes-per-node", int, "N", "processes on each machine (default: 1)"),
     ("--gpus", int, "N", "GPUs on each node (default: one for each process, if the target has as many)"),
     ("--cores", int, "N", "cores on each node (default: 1)"),
-    ("--max-duration", str, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
+    ("--max-duration", duration_option, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
     ("--attempts", int, "N", "attempts if the machine is lost (default: 1)"),
-    ("--grace", str, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
+    ("--grace", duration_option, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
     (
         "--lost-after",
-        str,
+        duration_option,
         "TIME",
         "time without contact after which the machine counts as lost (default: 5m)",
     ),
@@ -92,9 +91,7 @@ _MB: Final = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
-    common = common_arguments()
-    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
-        parser._add_action(action)  # noqa: SLF001
+    add_workspace_argument(parser)
     parser.add_argument(
         "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
     )
@@ -223,35 +220,23 @@ def _scratch() -> TemporaryDirectory[str]:
 
 
 def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
-    from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.records.record import Definition
     from stoker_runs.records.store import RunStore
-
-    def duration_s(option: str, value: str | None) -> float | None:
-        try:
-            return None if value is None else read_duration_s(value)
-        except ValueError as error:
-            raise InvalidSettings(f"{option} {error}") from None
 
     given = {
         "arguments": tuple(args.arguments) or config.get("arguments"),
         "target": config.get("target") or args.target,
-        "nodes": config.get("nodes") if args.nodes is None else args.nodes,
-        "processes_per_node": (
-            config.get("processes_per_node") if args.processes_per_node is None else args.processes_per_node
-        ),
-        "gpus": config.get("gpus") if args.gpus is None else args.gpus,
-        "cores": config.get("cores") if args.cores is None else args.cores,
-        "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
-        "attempts": config.get("attempts") if args.attempts is None else args.attempts,
-        "grace_s": duration_s("--grace", args.grace),
-        "lost_after_s": duration_s("--lost-after", args.lost_after),
+        **{
+            name: config.get(name) if getattr(args, name) is None else getattr(args, name)
+            for name in ("nodes", "processes_per_node", "gpus", "cores", "attempts")
+        },
+        "max_duration_s": args.max_duration or config.get("max_duration"),
+        "grace_s": args.grace,
+        "lost_after_s": args.lost_after,
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
         "outputs": _outputs(args, config, workspace),
-        "communicator": config.get("communicator"),
-        "framework": config.get("framework"),
-        "parameter_servers": config.get("parameter_servers"),
+        **{name: config.get(name) for name in ("communicator", "framework", "parameter_servers")},
         "container": _container(args, config.get("environment", {})),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
@@ -313,16 +298,13 @@ def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
     """Show the progress of a submission's files, as a bar on a terminal."""
     if not sys.stderr.isatty():
         return None
-    bar: Any = None
+    # Not above: few submissions have so many files, and it takes as long to import as ten modules of ours.
+    from tqdm import tqdm
+
+    bar = cleanup.enter_context(tqdm(unit=" files", desc="snapshot", leave=False, delay=0.5))
 
     def report(done: int, total: int) -> None:
-        nonlocal bar
-        if total < _PROGRESS_FROM_FILES:
-            return
-        if bar is None:
-            from tqdm import tqdm
-
-            bar = cleanup.enter_context(tqdm(total=total, unit=" files", desc="snapshot", leave=False))
+        bar.total = total
         bar.update(done - bar.n)
 
     return report

@@ -7,13 +7,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import sentence, table
+from stoker.commands.terminal import note, sentence, table
 from stoker.errors import InvalidSettings
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note
+from stoker_runs.commands.run_output import (
+    add_actions,
+    common_arguments,
+    duration_option,
+    found_workspace,
+    run_action,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _DAY_S: Final = 86_400.0
 _HELP: Final[Mapping[str, str]] = {
@@ -72,37 +78,31 @@ _CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 _NEEDED: Final = frozenset({"address", "claim", "max_nodes", "kubernetes.image"})
 
 
-def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `attach TYPE NAME` with the options of each type."""
-    from stoker_runs.targets.definitions import attachable, keys_of
-
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
-    for kind in attachable():
-        one = kinds.add_parser(kind, parents=[common], help=f"one of type {kind}")
-        one.add_argument("target", metavar="NAME", help="name of the new target")
-        _add_settings(one, kind, keys_of(kind))
-        one.set_defaults(targets_run=_attach)
-
-
-def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `create TYPE NAME` with the options of each type."""
+def _add_kinds(
+    parser: argparse.ArgumentParser,
+    kinds: Mapping[str, tuple[str, Mapping[str, str]]],
+    *,
+    is_new: bool,
+) -> None:
+    """Declare `create TYPE NAME` or `attach TYPE NAME` with the options of each type."""
     from stoker_runs.targets.definitions import AMLCOMPUTE, LOCAL, keys_of
 
-    kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
-    for word, (text, fixed) in _CREATED.items():
-        one = kinds.add_parser(word, parents=[common], help=text, description=sentence(text))
-        if word == LOCAL:
-            one.set_defaults(target=LOCAL)
-        else:
+    common = common_arguments()
+    added = parser.add_subparsers(dest="word", required=True, metavar="TYPE")
+    for word, (text, fixed) in kinds.items():
+        one = added.add_parser(word, parents=[common], help=text, description=sentence(text))
+        if word != LOCAL:
             one.add_argument("target", metavar="NAME", help="name of the new target")
-        kind = fixed.get("type", LOCAL)
-        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
+        kind, needed = fixed.get("type", LOCAL), _NEEDED if is_new else frozenset()
+        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed)
         if kind == AMLCOMPUTE:
             about_ray = (
                 "the Ray cluster that stands for it instead: the address of its dashboard, http://HEAD:8265"
             )
             one.add_argument("--ray", metavar="ADDRESS", help=about_ray)
-        one.set_defaults(targets_run=_create, kind=kind)
+        one.set_defaults(run_action=_attach, kind=kind, fixed=fixed, is_new=is_new)
+        if word == LOCAL:
+            one.set_defaults(target=LOCAL)
 
 
 def _add_settings(
@@ -128,42 +128,29 @@ def _add_settings(
 
 
 def _attach(args: argparse.Namespace) -> int:
+    """Write the file of a target as the options say, and print what the target says that it has."""
     from stoker_runs.targets.attaching import attach
+    from stoker_runs.targets.definitions import keys_of, secrets_of
+    from stoker_runs.targets.registry import engine_of
 
-    _write(args, {"type": args.kind}, attach)
-    sys.stdout.write(f"{args.target} is attached; stoker submit --target {args.target} SCRIPT\n")
-    return 0
-
-
-def _create(args: argparse.Namespace) -> int:
-    from stoker_runs.targets.attaching import create
-
-    _, fixed = _CREATED[args.made]
+    kind, content = args.kind, dict(args.fixed)
     if vars(args).get("ray"):
-        args.kind, fixed = "ray", {"type": "ray", "address": args.ray}
-    _write(args, fixed, create)
-    file = found_workspace(args).targets_dir / f"{args.target}.yaml"
+        kind, content = "ray", {"type": "ray", "address": args.ray}
+    given = {key: vars(args).get(f"key_{key}") for key in keys_of(kind)}
+    content |= {key: text for key, text in given.items() if text is not None}
+    if "key_file" in content:
+        content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
+    secrets = {name: text for name in secrets_of(kind) if (text := _secret(args, name)) is not None}
+    workspace, engine = found_workspace(args), None if args.no_check else engine_of
+    lines = attach(workspace, args.target, content, secrets, engine, is_new=args.is_new)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.write(
-        f"{args.target} is created: {file}\n"
+        f"{args.target} is {'created' if args.is_new else 'attached'}: "
+        f"{workspace.targets_dir / f'{args.target}.yaml'}\n"
         f"stoker submit --target {args.target} SCRIPT runs a script there; stoker targets check {args.target} looks "
         "again\n"
     )
     return 0
-
-
-def _write(args: argparse.Namespace, fixed: Mapping[str, str], write: Callable[..., list[str]]) -> None:
-    """Have the file of a target written as the options say, and print what the target says that it has."""
-    from stoker_runs.targets.definitions import keys_of, read_value, secrets_of
-    from stoker_runs.targets.registry import engine_of
-
-    given = {key: vars(args).get(f"key_{key}") for key in keys_of(args.kind)}
-    content = {key: read_value(key, text) for key, text in given.items() if text is not None}
-    if "key_file" in content:
-        content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
-    secrets = {name: text for name in secrets_of(args.kind) if (text := _secret(args, name)) is not None}
-    engine = None if args.no_check else engine_of
-    lines = write(found_workspace(args), args.target, {**fixed, **content}, secrets, engine)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _secret(args: argparse.Namespace, name: str) -> str | None:
@@ -188,77 +175,30 @@ def _secret(args: argparse.Namespace, name: str) -> str | None:
     return text
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    """Declare what `prepare` takes."""
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
-    group.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
-    parser.add_argument(
-        "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
-    )
-    parser.set_defaults(targets_run=_prepare)
-
-
 def _prepare(args: argparse.Namespace) -> int:
-    import shutil
     from tempfile import TemporaryDirectory
 
-    from stoker_runs.environments.requested import RequestedEnvironment
     from stoker_runs.launch.configuration import read_configuration
-    from stoker_runs.targets.definitions import LOCAL, find_target
-    from stoker_runs.targets.engine import EnvironmentBuilder
-    from stoker_runs.targets.registry import engine_of
+    from stoker_runs.launch.submission import Request, prepare
+    from stoker_runs.records.record import Definition
 
-    workspace = found_workspace(args)
-    target = find_target(workspace.targets_dir, args.target)
     settings = {} if args.config is None else read_configuration(args.config).get("environment", {})
-    file = Path(args.environment or settings.get("file", ""))
-    if not file.is_file():
-        raise InvalidSettings(
-            f"the environment file {file} does not exist" if file.name else "no file is named"
-        )
-    requested = RequestedEnvironment(
-        "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
-    )
-    with TemporaryDirectory(prefix="stoker-") as place:
-        folder = Path(place)
-        shutil.copyfile(file, folder / requested.file)
-        if target.type == LOCAL:
-            from stoker_runs.run_environment import prepare_environment
-
-            prepare_environment(requested, folder, workspace.create().environments_dir, note)
-        elif isinstance(engine := engine_of(target, workspace), EnvironmentBuilder):
-            engine.build(requested, folder, note)
-        else:
-            raise InvalidSettings(
-                f"{target.name} has environments built when a run is submitted, and not before"
-            )
-        sys.stdout.write((folder / "got.txt").read_text(encoding="utf-8"))
+    file, as_of = args.environment or settings.get("file"), args.as_of or settings.get("as_of", "")
+    if file is None:
+        raise InvalidSettings(f"{args.config} names no environment file")
+    with TemporaryDirectory(prefix="stoker-") as folder:
+        (Path(folder) / "prepare.py").touch()
+        definition = Definition("prepare.py", target=args.target)
+        request = Request(definition, Path(folder), "prepare", str(Path(file).absolute()), as_of=as_of)
+        sys.stdout.write(prepare(request, found_workspace(args), note))
     return 0
 
 
-def _add_prune(parser: argparse.ArgumentParser) -> None:
-    """Declare what `prune` takes."""
-    parser.add_argument(
-        "--unused",
-        default="60d",
-        metavar="TIME",
-        help="time without use (default: 60d)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list them without removing any")
-    parser.set_defaults(targets_run=_prune)
-
-
 def _prune(args: argparse.Namespace) -> int:
-    from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.targets.definitions import find_target
     from stoker_runs.targets.engine import EnvironmentPruner
     from stoker_runs.targets.registry import engine_of
 
-    try:
-        unused_s = read_duration_s(args.unused)
-    except ValueError as error:
-        raise InvalidSettings(f"--unused {args.unused}: {error}") from None
     workspace = found_workspace(args)
     engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
     if not isinstance(engine, EnvironmentPruner):
@@ -266,7 +206,7 @@ def _prune(args: argparse.Namespace) -> int:
             f"{args.target} is no machine that is reached by SSH: environments of this one are in "
             f"{workspace.environments_dir}, and services may use them too"
         )
-    found = engine.prune(unused_s, remove=not args.dry_run)
+    found = engine.prune(args.unused, remove=not args.dry_run)
     rows = [
         (name, format_count(round(age_s / _DAY_S), "day"), f"{size / 1e6:.1f} MB")
         for name, age_s, size in found
@@ -289,42 +229,38 @@ def _detach(args: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    common = common_arguments()
+    from stoker_runs.targets.definitions import attachable
+
+    add = add_actions(parser)
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("target", metavar="NAME", help="the compute target")
-    actions = parser.add_subparsers(dest="targets_action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", parents=[common], help="list all compute targets")
-    listing.set_defaults(targets_run=_list)
-    show = actions.add_parser(
-        "show", parents=[common, one], help="show a compute target, and the runs that hold its cores and GPUs"
+    add("list", _list, "list all compute targets")
+    add("show", _show, "show a compute target, and the runs that hold its cores and GPUs", one)
+    add("check", _check, "check whether a compute target can be used", one, aliases=["test"])
+    create = add("create", None, "create a compute target, after checking that it can be used")
+    _add_kinds(create, _CREATED, is_new=True)
+    kinds = {kind: (f"one of type {kind}", {"type": kind}) for kind in attachable()}
+    _add_kinds(add("attach", None, "attach another machine as a compute target"), kinds, is_new=False)
+    prepare = add("prepare", _prepare, "build an environment on a target before its first run", one)
+    group = prepare.add_mutually_exclusive_group(required=True)
+    group.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
+    group.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
+    prepare.add_argument(
+        "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
     )
-    show.set_defaults(targets_run=_show)
-    text = "check whether a compute target can be used"
-    check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
-    check.set_defaults(targets_run=_check)
-    text = "create a compute target, after checking that it can be used"
-    _add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
-    text = "attach another machine as a compute target"
-    _add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
-    text = "build an environment on a target before its first run"
-    prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
-    _add_prepare(prepare)
-    text = "remove environments on a target that no run has used for long"
-    _add_prune(actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text)))
-    detach = actions.add_parser(
-        "detach", parents=[common, one], help="remove a compute target from the workspace"
+    prune = add("prune", _prune, "remove environments on a target that no run has used for long", one)
+    prune.add_argument(
+        "--unused",
+        type=duration_option,
+        default="60d",
+        metavar="TIME",
+        help="time without use (default: 60d)",
     )
-    detach.set_defaults(targets_run=_detach)
+    prune.add_argument("--dry-run", action="store_true", help="list them without removing any")
+    add("detach", _detach, "remove a compute target from the workspace", one)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: There is no such target, or it cannot be used; the message says what to do.
-    """
-    exit_code: int = args.targets_run(args)
-    return exit_code
+run = run_action
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -63,58 +63,45 @@ class Candidate:
         return [words] if self.as_of else []
 
 
-Candidates: TypeAlias = Generator[Candidate, EnvironmentUnusable | None, None]
-
-
-def candidates(
+def build_first(
     specification: Specification,
     requested: RequestedEnvironment,
     remembered: str,
     say: Say,
+    build: Callable[[Candidate], _Built],
     *,
     can_date: Callable[[], bool],
-    chooses_python: bool = True,
-) -> Candidates:
-    """Yield environments to try; the error of a failed build is sent in, and raised if nothing else can be tried.
+) -> tuple[_Built, Candidate]:
+    """Build an environment with the packages that were asked for, or once more with those of the date of its pins.
 
     Args:
         remembered: The date with which the same environment was built before; empty for none.
-        say: Called with a line about each further try.
+        say: Called with a line about the second try.
         can_date: Returns whether an installer that supports dates is available; called after a failure.
-        chooses_python: Whether the Python of the date may be used if none is requested.
+
+    Returns:
+        What was built, and of what.
 
     Raises:
         EnvironmentUnusable: No environment can be built.
     """
     is_fixed = requested.kind == "relaxed" or requested.as_of
+    wanted = Candidate(specification, requested.as_of)
     if remembered and not is_fixed:
-        error = yield _dated(specification, remembered, chooses_python=chooses_python)
-    else:
-        error = yield Candidate(specification, requested.as_of)
-    if error is None:
-        return
-    hopeless = is_fixed or remembered or isinstance(error, NoPython)
-    if hopeless or not can_date() or (day := date_of_pins(specification)) is None:
-        raise error
-    as_of = day.isoformat()
-    say(f"{str(error).splitlines()[0].rstrip(':')}; trying once more as of {as_of}")
-    again = yield _dated(specification, as_of, chooses_python=chooses_python)
-    if again is not None:
-        raise EnvironmentUnusable(f"{error}\nand with packages as of {as_of}: {again}") from again
-
-
-def build_first(wanted: Candidates, build: Callable[[Candidate], _Built]) -> tuple[_Built, Candidate]:
-    """Build the first environment that can be built; returns it together with what was built.
-
-    Raises:
-        EnvironmentUnusable: No environment can be built.
-    """
-    one = next(wanted)
-    while True:
-        try:
-            return build(one), one
-        except EnvironmentUnusable as error:
-            one = wanted.send(error)
+        wanted = _dated(specification, remembered)
+    try:
+        return build(wanted), wanted
+    except EnvironmentUnusable as error:
+        hopeless = is_fixed or remembered or isinstance(error, NoPython)
+        if hopeless or not can_date() or (day := date_of_pins(specification)) is None:
+            raise
+        as_of, first = day.isoformat(), error
+    say(f"{str(first).splitlines()[0].rstrip(':')}; trying once more as of {as_of}")
+    wanted = _dated(specification, as_of)
+    try:
+        return build(wanted), wanted
+    except EnvironmentUnusable as again:
+        raise EnvironmentUnusable(f"{first}\nand with packages as of {as_of}: {again}") from again
 
 
 class RememberedDate:
@@ -142,10 +129,9 @@ class RememberedDate:
             replace_file(self._file, wanted.as_of.encode())
 
 
-def _dated(specification: Specification, as_of: str, *, chooses_python: bool) -> Candidate:
+def _dated(specification: Specification, as_of: str) -> Candidate:
     choice = PythonChoice.of(specification)
-    settled = (specification.python and choice.wanted) or specification.tensorflow_1 or specification.cntk
-    if settled or not chooses_python:
+    if (specification.python and choice.wanted) or specification.tensorflow_1 or specification.cntk:
         return Candidate(specification, as_of, _BECAUSE)
     minor = python_of_date(date.fromisoformat(as_of))
     wish = "none that runs can have" if specification.python else "none"

@@ -69,8 +69,8 @@ class PythonChoice:
     def missing(
         self,
         where: str,
-        here: Sequence[str] = (),
-        advice: str = "install one where PATH, pyenv or uv find it",
+        here: Sequence[str],
+        advice: str,
     ) -> NoPython:
         """The error for a machine or an image without any of them.
 
@@ -131,15 +131,22 @@ def choose_run_interpreter(
     specification: Specification,
     find: Callable[[int], Interpreter | None] = find_interpreter,
     fetch: Callable[[int], None] | None = None,
+    *,
+    this: Interpreter | None = None,
+    where: str = "on this machine",
+    there: Sequence[str] = (),
+    advice: str = "install one where PATH, pyenv or uv find it",
 ) -> tuple[Interpreter, str]:
     """Choose the Python of a run's environment.
 
-    In this order: one of those that are asked for, this one first; the nearest newer one on this machine that the
+    In this order: one of those that are asked for, `this` one first; the nearest newer one on the machine that the
     packages allow, with a note; one that uv fetches.
 
     Args:
-        find: Finds Python 3.N on this machine by N.
-        fetch: Installs Python 3.N by N; None is by uv.
+        find: Finds Python 3.N on the machine by N.
+        fetch: Installs Python 3.N by N; None is by uv of this machine.
+        this: The interpreter that is taken first; None is that of Stoker.
+        there: Versions of Python on the machine, and what to do without any that fits, for messages.
 
     Returns:
         The interpreter, and a line that says why it is none of those asked for; empty where it is.
@@ -147,19 +154,19 @@ def choose_run_interpreter(
     Raises:
         NoPython: There is none, and none can be fetched.
     """
-    this, choice = this_interpreter(), PythonChoice.of(specification)
+    this, choice = this or this_interpreter(), PythonChoice.of(specification)
     minor_here = this.version[1]
     if minor_here in choice.wanted:
-        return this, ""
+        return this, choice.note(this, minor_here, where)
     for minor in (*choice.wanted, *choice.instead):
         found = this if minor == minor_here else find(minor)
         if found is not None:
-            return found, choice.note(found, minor, "on this machine")
+            return found, choice.note(found, minor, where)
     for minor in choice.wanted or choice.instead:
         (fetch or _install_with_uv)(minor)
         if (found := find(minor)) is not None:
-            return found, choice.note(found, minor, "on this machine")
-    raise choice.missing("on this machine, nor could uv fetch one")
+            return found, choice.note(found, minor, where)
+    raise choice.missing(where if there else f"{where}, nor could uv fetch one", there, advice)
 
 
 def _install_with_uv(minor: int) -> None:

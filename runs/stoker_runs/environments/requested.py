@@ -5,20 +5,18 @@ This module reads no environment files, so runs in Stoker's own Python start wit
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
+from stoker_run.interpreters import installed_packages
 
-_PROBE: Final = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 
@@ -68,31 +66,24 @@ def use_interpreter(requested: RequestedEnvironment, folder: Path) -> RunEnviron
         EnvironmentUnusable: The interpreter cannot be run.
     """
     interpreter = Path(requested.python or sys.executable)
-    version, paths = sys.version.split()[0], sys.path
-    if interpreter != Path(sys.executable):
-        command = [str(interpreter), "-c", _PROBE]
-        try:
-            answer = subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=60, stdin=subprocess.DEVNULL
-            )
-            version, paths = json.loads(answer.stdout)
-        except FileNotFoundError as error:
-            raise EnvironmentUnusable(f"there is no interpreter {interpreter}") from error
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            raise EnvironmentUnusable(f"the Python {interpreter} cannot be run ({error})") from error
-    packages = _frozen(paths)
-    record_packages(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", packages)
+    if shutil.which(interpreter) is None:
+        raise EnvironmentUnusable(f"there is no interpreter {interpreter}")
+    found = installed_packages(str(interpreter))
+    if "error" in found:
+        raise EnvironmentUnusable(f"the Python {interpreter} cannot be run ({found['error']})")
+    packages = packages_named(found["names"])
+    python = f"Python {found['version']} ({interpreter})"
+    record_packages(folder, ["the interpreter as it is"], python, packages)
     return RunEnvironment(interpreter, {}, packages)
 
 
-def _frozen(paths: Sequence[str]) -> dict[str, str]:
-    """The packages of an interpreter, from the names of their folders, because reading their metadata takes long."""
+def packages_named(folders: Iterable[str]) -> dict[str, str]:
+    """Return versions by normalised name from the names of packages' folders: reading their metadata takes long."""
     packages: dict[str, str] = {}
-    for path in filter(os.path.isdir, paths):
-        for entry in os.listdir(path):  # noqa: PTH208  # thousands
-            name, dash, version = entry.removesuffix(".dist-info").partition("-")
-            if dash and entry.endswith(".dist-info"):
-                packages.setdefault(_SEPARATORS.sub("-", name).lower(), version)
+    for entry in folders:
+        name, dash, version = entry.partition("-")
+        if dash:
+            packages.setdefault(_SEPARATORS.sub("-", name).lower(), version)
     return dict(sorted(packages.items()))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.settings.readers import check_keys, number_of, read_value, unknown_setting
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]?)\s*", re.ASCII)
@@ -30,12 +30,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool) or value == "":
         raise ValueError("must be a text")
     return str(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError("must be a whole number")
-    return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -63,9 +57,11 @@ _ENVIRONMENT: Final[Mapping[str, Callable[[Any], Any]]] = {
 def _environment(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"must be a mapping of {', '.join(_ENVIRONMENT)}")
-    return _converted(value, _ENVIRONMENT, "environment.")
+    check_keys(value, list(_ENVIRONMENT))
+    return {key: read_value(key, one, _ENVIRONMENT[key], "environment") for key, one in value.items()}
 
 
+_WHOLE: Final = number_of(int, 0, 1_000_000)
 _KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "target": _text,
     "script": _text,
@@ -74,12 +70,12 @@ _KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "environment": _environment,
     "inputs": _labels,
     "outputs": _labels,
-    "nodes": _whole,
-    "processes_per_node": _whole,
-    "gpus": _whole,
-    "cores": _whole,
+    "nodes": _WHOLE,
+    "processes_per_node": _WHOLE,
+    "gpus": _WHOLE,
+    "cores": _WHOLE,
     "max_duration": read_duration_s,
-    "attempts": _whole,
+    "attempts": _WHOLE,
     "tags": _labels,
 }
 """The keys of a file, and what reads their values."""
@@ -116,28 +112,14 @@ def settings_of(file: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidSettings: A key or value is none; the message names the nearest key.
     """
-    try:
-        content = _converted(content, _KEYS, "")
-    except ValueError as error:
-        raise InvalidSettings(f"{file}: {error}") from error
+    read: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in _KEYS:
+            raise unknown_setting(key, SETTINGS, str(file))
+        read[key] = read_value(key, value, _KEYS[key], str(file))
+    content = read
     environment = content.get("environment", {})
     for key in ("file", "dockerfile"):
         if key in environment:
             environment[key] = str(file.parent / environment[key])
     return content
-
-
-def _converted(
-    content: Mapping[Any, Any], keys: Mapping[str, Callable[[Any], Any]], prefix: str
-) -> dict[str, Any]:
-    read: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in keys:
-            near = get_close_matches(str(key), keys, 1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(keys)}"
-            raise ValueError(f"there is no key {prefix}{key}; {hint}")
-        try:
-            read[key] = keys[key](value)
-        except ValueError as error:
-            raise ValueError(f"{prefix}{key} {error}") from error
-    return read

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from stoker.settings.workspace import Workspace
 from stoker_run.records import Recorder
 from stoker_runs.launch.runners import Clock
+from stoker_runs.launch.state_keeper import end_run
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE, Definition, RunRecord, checked_experiment, new_run_id
 from stoker_runs.records.states import (
-    Collected,
     FailureCode,
     Lost,
     RunFailure,
     RunState,
     ScriptEnded,
     Status,
-    next_state,
 )
 from stoker_runs.records.store import RunStore
 
@@ -75,11 +74,8 @@ class InteractiveRun:
             self._close(Lost(RunFailure(FailureCode.INTERRUPTED, "the program has given the run up")))
 
     def _close(self, observation: ScriptEnded | Lost) -> None:
-        state = self.folder.state()
-        for seen in (observation, Collected()):
-            state = next_state(state, seen, self._clock.now_ms())
         self.recorder.close()
-        self.folder.write_state(state)
+        end_run(self.folder, observation, self._clock.now_ms())
         assert self._lock is not None
         self.folder.release_lock(self._lock)
         self._lock = None

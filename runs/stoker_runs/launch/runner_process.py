@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 from stoker.errors import StokerError
@@ -24,7 +23,7 @@ from stoker.settings.workspace import Workspace
 from stoker_runs.launch.agent_reports import observations
 from stoker_runs.launch.runners import Clock, read_arguments
 from stoker_runs.launch.slots import SlotClaim, Slots, slots_of
-from stoker_runs.launch.state_keeper import StateKeeper
+from stoker_runs.launch.state_keeper import StateKeeper, end_run
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
@@ -46,6 +45,7 @@ from stoker_runs.records.states import (
     next_state,
 )
 from stoker_runs.records.store import RunStore
+from stoker_runs.targets.background import start_thread
 from stoker_runs.targets.definitions import find_target
 from stoker_runs.targets.engine import AttemptState, Engine, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.registry import engine_of
@@ -341,14 +341,15 @@ def main(arguments: list[str]) -> int:
             engine_of(target, workspace),
             slots_of(target, workspace),
             workspace.snapshots_dir,
-            _start_thread,
+            start_thread,
             lambda folder: _register(folder, workspace),
             lambda folder: _deliver(folder, workspace),
         )
     except StokerError as error:
         target_failure = error
     if target_failure is not None:
-        _fail_without_target(folder, target_failure)
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(target_failure))
+        end_run(folder, Refused(failure), max(folder.state().since_ms, 1))
         return 1
     try:
         runner.run()
@@ -393,22 +394,6 @@ def acquire_runner_lock(folder: RunFolder) -> bool:
     return False
 
 
-def _start_thread(work: Callable[[], None]) -> Future[None]:
-    """Run work on a daemon thread, which does not delay the end of the process."""
-    future: Future[None] = Future()
-
-    def do() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  # raised where the future is asked
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    Thread(target=do, daemon=True).start()
-    return future
-
-
 def _end_installers() -> None:
     """Terminate processes that this one has started, such as the installer of a cancelled run."""
     if os.getpgrp() == os.getpid():
@@ -418,23 +403,11 @@ def _end_installers() -> None:
 
 def _close_interactive(folder: RunFolder) -> None:
     """Fail a run whose owner has ended without completing it: its lock was free."""
-    state = folder.state()
     failure = RunFailure(
         FailureCode.INTERRUPTED, "the program that had begun the run ended without completing it"
     )
-    now_ms = max(state.since_ms, int(folder.events.stat().st_mtime * 1000))
-    for observation in (Lost(failure), Collected()):
-        state = next_state(state, observation, now_ms)
-    folder.write_state(state)
-
-
-def _fail_without_target(folder: RunFolder, error: StokerError) -> None:
-    from stoker_runs.records.states import Refused
-
-    state = folder.state()
-    for observation in (Refused(RunFailure(FailureCode.TARGET_UNUSABLE, str(error))), Collected()):
-        state = next_state(state, observation, max(state.since_ms, 1))
-    folder.write_state(state)
+    now_ms = max(folder.state().since_ms, int(folder.events.stat().st_mtime * 1000))
+    end_run(folder, Lost(failure), now_ms)
 
 
 if __name__ == "__main__":

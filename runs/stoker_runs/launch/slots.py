@@ -63,17 +63,6 @@ class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
     gpus: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """There are not enough free cores or GPUs.
-
-    Attributes:
-        reason: The missing resource, and the run that holds it.
-    """
-
-    reason: str
-
-
 def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
     """Refuse a request that exceeds the capacity.
 
@@ -96,14 +85,14 @@ def choose(
     holders: Sequence[Allocation],
     earlier: Sequence[Allocation],
     capacity: Capacity,
-) -> Sequence[str] | Unavailable:
+) -> list[str] | str:
     """Choose the GPUs of a run, if there is room.
 
     Those who came earlier and wait are served first: what they wait for is not given away. So a run for cores passes
     one that waits for a GPU, if the cores are enough for both.
 
     Returns:
-        The GPUs by name, or what is waited for.
+        The GPUs by name, or the missing resource with the run that holds it.
     """
     taken = {gpu for held in holders for gpu in held.gpus}
     free = [gpu for gpu in capacity.gpus if gpu not in taken]
@@ -112,11 +101,9 @@ def choose(
     spare_cores = cores - sum(one.cores for one in earlier)
     if ask.gpus and spare_gpus < ask.gpus:
         of_gpus = [held for held in holders if held.gpus]
-        return Unavailable(
-            _waiting_for(format_count(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
-        )
+        return _waiting_for(format_count(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
     if spare_cores < ask.cores:
-        return Unavailable(_waiting_for(format_count(ask.cores, capacity.unit), holders, earlier))
+        return _waiting_for(format_count(ask.cores, capacity.unit), holders, earlier)
     return free[: ask.gpus]
 
 
@@ -139,10 +126,8 @@ class Slots:
         self._store = store
         self.capacity = capacity
 
-    def ask(
-        self, run_id: str, ask: ResourceRequest, submitted_ms: int, now_ms: int
-    ) -> Allocation | Unavailable:
-        """Allocate slots to a run, or queue it. A run that holds slots keeps them.
+    def ask(self, run_id: str, ask: ResourceRequest, submitted_ms: int, now_ms: int) -> Allocation | str:
+        """Allocate slots to a run, or queue it and return what it waits for. A run that holds slots keeps them.
 
         Raises:
             OSError: The workspace cannot be written to.
@@ -157,7 +142,7 @@ class Slots:
             waiting = sorted(self._live(self._waiting), key=lambda one: (one.since_ms, one.run))
             earlier = [one for one in waiting if (one.since_ms, one.run) < (submitted_ms, run_id)]
             chosen = choose(ask, holders, earlier, self.capacity)
-            if isinstance(chosen, Unavailable):
+            if isinstance(chosen, str):
                 wanted = Allocation(run_id, submitted_ms, ask.cores, ("",) * ask.gpus)
                 self._write(self._waiting, wanted)
                 return chosen
@@ -232,8 +217,8 @@ class SlotClaim:
             return ""
         request = ResourceRequest.of(self._record.definition, self._slots.capacity)
         answer = self._slots.ask(self._record.id, request, submitted_ms, now_ms)
-        if isinstance(answer, Unavailable):
-            return answer.reason
+        if isinstance(answer, str):
+            return answer
         self._allocation = answer
         return ""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker_runs.launch.runners import Clock
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.states import Observation, RunState, next_state
+from stoker_runs.records.states import Collected, Observation, RunState, next_state
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,3 +42,9 @@ class StateKeeper:
         else:
             self.is_unwritten = False
         return not self.is_unwritten
+
+
+def end_run(folder: RunFolder, observation: Observation, now_ms: int) -> None:
+    """Bring a run to its end whose files are all there, for the holder of its lock."""
+    state = next_state(folder.state(), observation, now_ms)
+    folder.write_state(next_state(state, Collected(), now_ms))

@@ -243,7 +243,17 @@ def _create_run(
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
     data = data_digests(planned.definition.inputs, data_seen(workspace.snapshots_dir))
-    record = RunRecord(
+    record = _record_of(planned, request, snapshot, data, now_ms)
+    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
+
+    folder = RunStore(workspace.runs_dir).create(record, state, environment_files(planned, request))
+    return folder, snapshot
+
+
+def _record_of(
+    planned: Plan, request: Request, snapshot: Snapshot, data: Mapping[str, str], now_ms: int
+) -> RunRecord:
+    return RunRecord(
         new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
         planned.experiment,
         now_ms,
@@ -256,10 +266,6 @@ def _create_run(
         tags=dict(request.tags),
         sweep=dict(request.sweep),
     )
-    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
-
-    folder = RunStore(workspace.runs_dir).create(record, state, environment_files(planned, request))
-    return folder, snapshot
 
 
 def environment_files(planned: Plan, request: Request) -> Callable[[RunFolder], None]:
@@ -468,8 +474,11 @@ def prepare(
     workspace: Workspace,
     say: Callable[[str], None],
     engine_of: Callable[[Target, Workspace], Engine] | None = None,
-) -> None:
+) -> str:
     """Prepare a target for a run without starting it, so that the next similar run starts at once.
+
+    Returns:
+        The packages that it has, as `got.txt` lists them.
 
     Raises:
         OperatorError: The run would be refused, or the target cannot have what it asks for.
@@ -483,21 +492,15 @@ def prepare(
     planned = plan(request, workspace)
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes)
-    now_ms = Clock().now_ms()
-    record = RunRecord(
-        new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
-        planned.experiment,
-        now_ms,
-        planned.definition,
-        snapshot=snapshot.digest,
-    )
+    record = _record_of(planned, request, snapshot, {}, Clock().now_ms())
     staging = Path(tempfile.mkdtemp(prefix=".preparing-", dir=workspace.root))
     try:
-        state = RunState(since_ms=now_ms, submitted_ms=now_ms)
+        state = RunState(since_ms=record.created_ms, submitted_ms=record.created_ms)
         folder = RunStore(staging).create(record, state, environment_files(planned, request))
         job = Job(folder, record, 1, workspace.snapshots_dir)
         engine = (engine_of or registry.engine_of)(planned.target, workspace)
         engine.prepare(job, say)
         engine.clean(job)
+        return (folder.environment / "got.txt").read_text(encoding="utf-8")
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from stoker.system.durable import read_regular
+from stoker_run.json_files import read_json_lines
 from stoker_runs.errors import SubmissionRefused, UnknownRun
-from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import CHILD, RunRecord
 from stoker_runs.records.states import FailureCode, RunFailure, RunState, Status
 
@@ -71,7 +72,7 @@ class ChildFolder(RunFolder):
         """
         begun_ms = self.record().created_ms
         running = RunState(Status.RUNNING, begun_ms, submitted_ms=begun_ms, started_ms=begun_ms)
-        for line in read_lines(self.events):
+        for line in read_json_lines(self.events):
             ended = line.get("v")
             if line.get("e") == "status" and isinstance(ended, dict):
                 return _end_state(running, ended, line.get("t"))
@@ -87,7 +88,7 @@ class ChildFolder(RunFolder):
 
     def event_lines(self) -> Iterator[dict[str, Any]]:
         """Yield all events: the script and others append to one file."""
-        yield from read_lines(self.events)
+        yield from read_json_lines(self.events)
 
     def add_event(self, kind: str, key: str | None, value: str | None, now_ms: int) -> None:
         """Append what somebody says of the child."""

@@ -16,7 +16,6 @@ SDK know logs by Azure's names, the rest by the script's own. Symbolic links are
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -27,11 +26,12 @@ from typing import Any, Final, TypeVar
 
 from stoker.system.durable import lock_file, replace_file
 from stoker_base.trees import files_below
+from stoker_run.json_files import read_json_lines
+from stoker_run.records import from_json
 from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState
 
-_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -41,7 +41,7 @@ def append_line(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    line = json.dumps({key: plain(value) for key, value in content.items()}, allow_nan=False).encode() + b"\n"
+    line = json.dumps(content, allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         end = os.lseek(descriptor, 0, os.SEEK_END)
@@ -49,18 +49,6 @@ def append_line(path: Path, content: Mapping[str, Any]) -> None:
         os.write(descriptor, b"\n" + line if torn else line)
     finally:
         os.close(descriptor)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines in order; incomplete or damaged lines are skipped.
-
-    A missing file has no lines. An unterminated last line is not read, because it may still be being written.
-    """
-    for chunk in read_chunks(path):
-        for line in chunk.split(b"\n"):
-            content = object_of(line)
-            if content is not None:
-                yield content
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
@@ -78,18 +66,6 @@ def read_chunks(path: Path) -> Iterator[bytes]:
                 rest = behind
             else:
                 rest += chunk
-
-
-def plain(value: Any) -> Any:
-    """Replace a float that JSON cannot represent by its text; other values stay as they are."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def real(value: Any) -> Any:
-    """Inverse of `plain`: the float for its text; other values stay as they are."""
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def numbers_of(line: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
@@ -114,7 +90,7 @@ def numbers_of(line: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
 
 
 def _number(value: Any) -> float | None:
-    value = real(value)
+    value = from_json(value)
     if not isinstance(value, int | float):
         return None
     try:
@@ -235,13 +211,13 @@ class RunFolder:
     def event_lines(self) -> Iterator[dict[str, Any]]:
         """Yield all events: those of the scripts by attempt, then those of the run itself."""
         for number in self.attempts():
-            yield from read_lines(self.attempt(number) / EVENTS_FILE)
-        yield from read_lines(self.events)
+            yield from read_json_lines(self.attempt(number) / EVENTS_FILE)
+        yield from read_json_lines(self.events)
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of all metrics, by attempt."""
         for path in self.metric_files():
-            yield from read_lines(path)
+            yield from read_json_lines(path)
 
     def metric_files(self) -> list[Path]:
         """The files with metrics, by attempt."""
@@ -292,7 +268,7 @@ class RunFolder:
         """The attempt and the line of each note."""
         return [
             (int(line.get("a", 1)), str(line.get("v", "")))
-            for line in read_lines(self.events)
+            for line in read_json_lines(self.events)
             if line.get("e") == "note"
         ]
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.system.durable import (
     Copied,
@@ -92,7 +92,7 @@ _DEEPEST: Final = 200
 """Levels of folders: sources have far fewer, and each is a call within another."""
 
 
-class SourceFile:
+class SourceFile(NamedTuple):
     """One file of a source folder.
 
     Attributes:
@@ -100,10 +100,9 @@ class SourceFile:
         stat: Its `stat` result, with links followed.
     """
 
-    __slots__ = ("name", "path", "stat")
-
-    def __init__(self, name: str, path: str, stat: os.stat_result) -> None:
-        self.name, self.path, self.stat = name, path, stat
+    name: str
+    path: str
+    stat: os.stat_result
 
 
 def source_files(

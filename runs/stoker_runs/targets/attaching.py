@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import checked_name, is_name
+from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_runs.errors import SubmissionRefused
@@ -25,6 +25,8 @@ def attach(
     content: Mapping[str, Any],
     secrets: Mapping[str, str],
     engine_of: Callable[[Target, Workspace], Engine] | None,
+    *,
+    is_new: bool = False,
 ) -> list[str]:
     """Write the file of a target. Settings of a target with this name, type and address are kept unless replaced.
 
@@ -33,6 +35,7 @@ def attach(
         secrets: Values that only the owner may read. Earlier secrets are kept if the settings for connecting are
             unchanged.
         engine_of: Makes an engine, which checks the target; None to skip the check.
+        is_new: Whether a target of this name is refused.
 
     Returns:
         What the target says that it has, a line each.
@@ -40,52 +43,19 @@ def attach(
     Raises:
         OperatorError: The settings are invalid, or the target cannot be used; nothing has been changed.
     """
-    _check_not_local(name)
-    return _write_target(
-        workspace, name, {**_kept_settings(workspace, name, content), **content}, secrets, engine_of
-    )
-
-
-def create(
-    workspace: Workspace,
-    name: str,
-    content: Mapping[str, Any],
-    secrets: Mapping[str, str],
-    engine_of: Callable[[Target, Workspace], Engine] | None,
-) -> list[str]:
-    """Write the file of a new target, as `attach` does; also for `local`, this machine.
-
-    Raises:
-        OperatorError: There is one of this name, the settings are invalid, or it cannot be used; nothing has been
-            changed.
-    """
     path = workspace.targets_dir / f"{name}.yaml"
-    if name in list_targets(workspace.targets_dir) and path.exists():
+    if is_new and name in list_targets(workspace.targets_dir) and path.exists():
         free = f"stoker targets detach {name} forgets it" if name != LOCAL else "remove it, or edit it"
         raise InvalidSettings(
             f"there is a compute target {name!r} already, {path}, which stays as it is; {free}"
         )
-    if content.get("type", LOCAL) != LOCAL:
-        _check_not_local(name)
-    return _write_target(workspace, name, content, secrets, engine_of)
-
-
-def _check_not_local(name: str) -> None:
-    if name == LOCAL:
+    if name == LOCAL and content.get("type", LOCAL) != LOCAL:
         raise InvalidSettings(f"{LOCAL} is this machine; choose another name")
-
-
-def _write_target(
-    workspace: Workspace,
-    name: str,
-    content: Mapping[str, Any],
-    secrets: Mapping[str, str],
-    engine_of: Callable[[Target, Workspace], Engine] | None,
-) -> list[str]:
     checked_name(name, "compute target")
     targets_dir = private_folder(workspace.create().targets_dir)
-    path = targets_dir / f"{name}.yaml"
+    content = {**_kept_settings(path, name, content), **content}
     kind, settings = checked_settings(path, content)
+    content = {**content, **settings}
     kept = {} if secrets else _kept_secrets(targets_dir, name, kind, settings)
     with _restored_on_error(path), _restored_on_error(path.with_suffix(".secret")):
         _write(path, content, {**kept, **secrets})
@@ -135,12 +105,11 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
     replace_file(path, yaml.safe_dump(dict(content), sort_keys=False).encode(), mode=0o600)
 
 
-def _kept_settings(workspace: Workspace, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _kept_settings(path: Path, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of a target that is attached again; none if its type or address differs."""
     from stoker.settings.files import read_yaml
 
-    path = workspace.targets_dir / f"{name}.yaml"
-    if not is_name(name) or not path.is_file():
+    if not path.is_file():
         return {}
     before = read_yaml(path, f"compute target {name}", "the settings of a compute target")
     same = all(content.get(key, before.get(key)) == before.get(key) for key in ("type", "address"))

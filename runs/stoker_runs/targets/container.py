@@ -6,23 +6,21 @@ Secrets are never on a command line: variables of the script are passed in `star
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
-from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
-from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
     ContainerTemplate,
     FailedPulls,
     Image,
-    ImageContents,
+    ReadyImage,
     attempt_state_of_container,
     inspect_container,
     inspect_image,
@@ -31,7 +29,7 @@ from stoker_runs.targets.containers import (
     start_container,
     write_record,
 )
-from stoker_runs.targets.definitions import ContainerSettings, Target
+from stoker_runs.targets.definitions import ContainerSettings
 from stoker_runs.targets.engine import (
     AttemptState,
     EngineFailure,
@@ -42,13 +40,12 @@ from stoker_runs.targets.engine import (
     write_start,
 )
 from stoker_runs.targets.local import (
+    LocalEngine,
     as_failure,
     attempt_state_of_files,
     check_fetched_data,
-    collect,
     environment_failure,
     remove_work,
-    request_stop,
     shared_folder,
     working_directory,
 )
@@ -59,22 +56,8 @@ _RESUME_FROM: Final = PurePosixPath("/stoker/resume_from")
 _AGENT: Final = "stoker_run.zip"
 
 
-@dataclass(frozen=True, slots=True)
-class _Packages:
-    """The interpreter of a script, its variables, the mounts that it needs, and the installed packages."""
-
-    python: str
-    variables: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-class ContainerEngine:
+class ContainerEngine(LocalEngine):
     """Runs attempts in containers on this machine."""
-
-    def __init__(self, target: Target, workspace: Workspace) -> None:
-        self._target = target
-        self._workspace = workspace
 
     def check(self) -> Sequence[str]:
         """Start a container of the target's image, and return what it has."""
@@ -103,47 +86,40 @@ class ContainerEngine:
             definition = job.record.definition
             settings = ContainerSettings.of(self._target.settings, definition.container)
             program = ContainerProgram.find(settings.engine)
-            failed = FailedPulls(self._workspace.environments_dir)
-            image = Image.obtain(program, settings, job.folder.environment, say, failed)
-            base = ContainerTemplate(settings, program, image)
-            requested = RequestedEnvironment.from_json(definition.environment)
-            with_gpus = program.gpus() if definition.gpus else []
-            python = requested.python if requested.kind == "user" else ""
-            inside = inspect_image(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
+            requested, gpus = RequestedEnvironment.from_json(definition.environment), definition.gpus or 0
+            image = ReadyImage.obtain(
+                program,
+                settings,
+                job.folder.environment,
+                say,
+                FailedPulls(self._workspace.environments_dir),
+                python=requested.python if requested.kind == "user" else "",
+                gpus=gpus,
+            )
             try:
-                packages = self._packages(job, requested, base, inside, say)
+                environment, mounts = self._environment_in(image, job, requested, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure.of(environment_failure(error, requested)) from error
-            for line in frameworks_without_gpus(definition.gpus or 0, packages.versions, base.ask):
-                say(line)
-            self._write(job, base, packages, with_gpus)
+            self._write(job, image, environment, mounts)
 
-    def _packages(
-        self,
-        job: Job,
-        requested: RequestedEnvironment,
-        base: ContainerTemplate,
-        inside: ImageContents,
-        say: Say,
-    ) -> _Packages:
-        # Not above: the libraries that read environment files take longer to import than all the rest.
-        from stoker_runs.targets.container_environment import ContainerEnvironment, record_image_packages
-
+    def _environment_in(
+        self, image: ReadyImage, job: Job, requested: RequestedEnvironment, say: Say
+    ) -> tuple[RunEnvironment, list[str]]:
+        """Return the environment of a run, and the options by which its container sees it."""
+        folder, gpus = job.folder.environment, job.record.definition.gpus or 0
+        inside, base = image.inside, image.base
         if requested.kind == "user":
-            record_image_packages(base.image, inside, job.folder.environment)
-            return _Packages(inside.python, versions=inside.packages)
-        made = ContainerEnvironment(
-            base.program, base.image, inside, base.common, self._workspace.environments_dir
-        )
-        gpus = job.record.definition.gpus or 0
-        place, built = made.obtain(requested, job.folder.environment, say, gpus)
-        return _Packages(
-            str(built.interpreter), built.variables, tuple(made.mounts_of(place)), built.packages
-        )
+            lines = [f"the image {base.image.name} as it is, {base.image.id}"]
+            record_packages(folder, lines, f"Python {inside}", inside.packages)
+            for line in frameworks_without_gpus(gpus, inside.packages, base.ask):
+                say(line)
+            return RunEnvironment(Path(inside.python), {}, inside.packages), []
+        # Not above: the libraries that read environment files take longer to import than all the rest.
+        from stoker_runs.targets.container_environment import prepare_in_container
 
-    def _write(
-        self, job: Job, base: ContainerTemplate, packages: _Packages, with_gpus: Sequence[str]
-    ) -> None:
+        return prepare_in_container(image, requested, folder, self._workspace.environments_dir, say, gpus)
+
+    def _write(self, job: Job, image: ReadyImage, environment: RunEnvironment, mounts: Sequence[str]) -> None:
         """Make the working directory, and record how the container is started."""
         working_directory(job)
         write_archive(job.place / _AGENT)
@@ -151,20 +127,21 @@ class ContainerEngine:
         shared = shared_folder(self._target.settings, job, self._workspace)
         resume_from = None if job.resume_from is None else _RESUME_FROM
         options = [
-            *(*with_gpus, *mount(job.place, str(_ATTEMPT)), *packages.mounts),
+            *(*image.gpus, *mount(job.place, str(_ATTEMPT)), *mounts),
             *([] if shared is None else mount(shared, str(_SHARED))),
             *([] if job.resume_from is None else mount(job.resume_from, str(_RESUME_FROM), readonly=True)),
             *self._data(job),
         ]
-        agent = (packages.python, str(_ATTEMPT / _AGENT))
-        write_record(job, base, options, place=_ATTEMPT, home=_ATTEMPT / "home", agent=agent)
+        python = str(environment.interpreter)
+        agent = (python, str(_ATTEMPT / _AGENT))
+        write_record(job, image.base, options, place=_ATTEMPT, home=_ATTEMPT / "home", agent=agent)
         start = start_content(
             job,
-            [packages.python],
+            [python],
             _ATTEMPT / "work",
             resume_from=_ATTEMPT / "work" / "outputs" if job.attempt > 1 else resume_from,
             shared_directory=None if shared is None else _SHARED,
-            variables=packages.variables,
+            variables=environment.variables,
         )
         write_start(job, start)
 
@@ -208,15 +185,6 @@ class ContainerEngine:
             )
         meanwhile = None if state.is_created else attempt_state_of_files(job)
         return meanwhile or attempt_state_of_container(program, record, state, was_started=was_started)
-
-    def pull(self, job: Job, *, final: bool) -> None:
-        """Move the script's outputs and logs to the run's folder when its processes have ended."""
-        if final:
-            collect(job)
-
-    def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop into the attempt's folder, which the agent reads."""
-        request_stop(job.place, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Remove the container with all that runs in it, and the working directory."""

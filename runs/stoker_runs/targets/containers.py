@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
+from stoker_run.json_files import read_json
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import KUBERNETES, RAY, SPARK, ContainerSettings, Target
@@ -311,6 +312,46 @@ class ContainerTemplate:
         return words
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyImage:
+    """An image that the container program has, and that was looked into.
+
+    Attributes:
+        gpus: The options that give a container the GPUs that its run holds.
+    """
+
+    base: ContainerTemplate
+    inside: ImageContents
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def obtain(
+        cls,
+        program: ContainerProgram,
+        settings: ContainerSettings,
+        environment: Path,
+        say: Say,
+        failed: FailedPulls | None = None,
+        *,
+        python: str = "",
+        gpus: int = 0,
+    ) -> ReadyImage:
+        """Find, pull or build an image, and make sure that it has the Python and the GPUs of a run.
+
+        Args:
+            environment: `environment/` of the run.
+            failed: The pulls that are not tried again where another image is used instead.
+            python: Which Python; empty is `python3`, else `python`.
+
+        Raises:
+            EngineFailure: It cannot be had, or lacks them.
+        """
+        base = ContainerTemplate(settings, program, Image.obtain(program, settings, environment, say, failed))
+        options = program.gpus() if gpus else []
+        inside = inspect_image(program, base.image, [*base.common, *options], python, gpus)
+        return cls(base, inside, tuple(options))
+
+
 _RECORD: Final = "container.json"
 _NONE: Final = ("no such container", "no such object", "no container with name or id")
 _TAKEN: Final = ("already in use", "is in use by")
@@ -376,10 +417,7 @@ def write_record(
 
 def read_record(place: Path) -> dict[str, Any] | None:
     """Return the record that `write_record` has written, or None."""
-    try:
-        record: dict[str, Any] = json.loads((place / _RECORD).read_bytes())
-    except (OSError, ValueError):
-        return None
+    record: dict[str, Any] | None = read_json(place / _RECORD)
     return record
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,15 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.gpu.nvml import gpus
 from stoker.settings.names import did_you_mean, is_name
+from stoker.settings.readers import (
+    choice_of,
+    number_of,
+    read_switch,
+    read_text,
+    read_value,
+    text_of,
+    unknown_setting,
+)
 from stoker.system.resources import usable_cores
 
 
@@ -58,8 +67,6 @@ DEFAULT_IMAGE: Final = f"docker.io/library/python:{sys.version_info.major}.{sys.
 """The image for runs if neither they nor their target name one."""
 PROGRAMS: Final = ("docker", "podman")
 """The container programs, in the order in which they are tried."""
-_SIZE: Final = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE | re.ASCII)
-_REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,66 +107,6 @@ class ContainerSettings:
         )
 
 
-def _check_engine(value: Any) -> None:
-    if value not in PROGRAMS:
-        raise ValueError(f"can be {' or '.join(PROGRAMS)}")
-
-
-def _check_size(value: Any) -> None:
-    if _SIZE.fullmatch(str(value)) is None:
-        raise ValueError("has to be a size, such as 512m or 8g")
-
-
-def _check_image(value: Any) -> None:
-    if not isinstance(value, str) or _REFERENCE.fullmatch(value) is None:
-        raise ValueError("has to be the name of an image, such as docker.io/library/python:3.11")
-
-
-def _check_name(value: Any) -> None:
-    if not isinstance(value, str) or _REFERENCE.fullmatch(value) is None:
-        raise ValueError("has to be a name")
-
-
-def _check_folder(value: Any) -> None:
-    if not isinstance(value, str) or not Path(value).expanduser().is_absolute():
-        raise ValueError("has to be an absolute path, or one that begins with ~")
-
-
-def _check_volumes(value: Any) -> None:
-    if not isinstance(value, list) or not all(
-        1 <= str(one).count(":") <= 2 and str(one).startswith("/") for one in value
-    ):
-        raise ValueError("has to be a list of /HERE:/THERE or /HERE:/THERE:ro")
-
-
-def _check_list(value: Any) -> None:
-    if not isinstance(value, list):
-        raise ValueError("has to be a list")
-
-
-CONTAINER_KEYS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "engine": _check_engine,
-    "image": _check_image,
-    "memory": _check_size,
-    "shm_size": _check_size,
-    "network": _check_name,
-    "volumes": _check_volumes,
-    "arguments": _check_list,
-    "shared_directory": _check_folder,
-}
-"""The keys of a target of containers, and what looks whether a value can be."""
-
-
-def check_container_keys(content: Mapping[str, Any]) -> None:
-    """Check the settings of a target of containers."""
-    for key, check in CONTAINER_KEYS.items():
-        if key in content:
-            try:
-                check(content[key])
-            except ValueError as error:
-                raise InvalidSettings(f"{key} is {content[key]!r}, and {error}") from None
-
-
 LOCAL: Final = "local"
 """Name and type of this machine."""
 
@@ -185,39 +132,102 @@ YARN: Final = "yarn"
 AMLCOMPUTE: Final = "amlcompute"
 """The type of Azure's clusters, for which this machine's cores and GPUs are used."""
 
-_MACHINE: Final = ("address", "port", "username", "key_file", "host_key", "folder", "python")
-_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
-    LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
-    DOCKER: frozenset({"type", *CONTAINER_KEYS}),
-    KUBERNETES: frozenset(
-        {
-            *("type", "image", "claim", "mount_path", "context", "namespace", "python"),
-            *("memory", "shm_size", "shared_directory"),
-        }
-    ),
-    RAY: frozenset(
-        {
-            *("type", "address", "python", "max_nodes", "min_nodes", "node_cores", "node_gpus"),
-            *("idle_s", "shared_directory"),
-        }
-    ),
-    SSH: frozenset({"type", "cores", "gpus", *_MACHINE, "containers", *CONTAINER_KEYS}),
-    SPARK: frozenset({"type", *_MACHINE, "master", "deploy_mode", "spark_submit", "shared_directory"}),
+_Reader = Callable[[Any], Any]
+_REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
+_COUNT: Final = number_of(int, 1, 1_000_000)
+_COUNT_OR_NONE: Final = number_of(int, 0, 1_000_000)
+_NAME: Final = text_of(_REFERENCE, "must be a name")
+_IMAGE: Final = text_of(_REFERENCE, "must be the name of an image, such as docker.io/library/python:3.11")
+_SIZE: Final = text_of(re.compile(r"[1-9][0-9]*[bkmgBKMG]?", re.ASCII), "must be a size, such as 512m or 8g")
+_WORD: Final = text_of(re.compile(r"[^-\s].*"), "must be a text, such as yarn")
+
+
+def _folder(value: Any) -> str:
+    if not isinstance(value, str) or not Path(value).expanduser().is_absolute():
+        raise ValueError("must be an absolute path, or one that begins with ~")
+    return value
+
+
+def _list(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list):
+        raise ValueError("must be a list")
+    return list(map(str, value))
+
+
+def _volumes(value: Any) -> list[str]:
+    volumes = _list(value)
+    if not all(1 <= one.count(":") <= 2 and one.startswith("/") for one in volumes):
+        raise ValueError("must be a list of /HERE:/THERE or /HERE:/THERE:ro")
+    return volumes
+
+
+def _gpus(value: Any) -> list[str]:
+    names = _list(value)
+    if len(set(names)) != len(names):
+        raise ValueError("must be a list of their numbers or UUIDs, each once")
+    return names
+
+
+_CONTAINERS: Final[Mapping[str, _Reader]] = {
+    "engine": choice_of(*PROGRAMS),
+    "image": _IMAGE,
+    "memory": lambda value: _SIZE(str(value)),
+    "shm_size": lambda value: _SIZE(str(value)),
+    "network": _NAME,
+    "volumes": _volumes,
+    "arguments": _list,
+    "shared_directory": _folder,
 }
-"""The keys of each type's files; those of what can be attached are options of `stoker targets attach TYPE`."""
+_SLOTS: Final[Mapping[str, _Reader]] = {"cores": _COUNT, "gpus": _gpus}
+_NODES: Final[Mapping[str, _Reader]] = {"max_nodes": _COUNT, "min_nodes": _COUNT_OR_NONE}
+_MACHINE: Final[Mapping[str, _Reader]] = {
+    "address": _WORD,
+    "port": number_of(int, 1, 65535),
+    **dict.fromkeys(("username", "key_file", "host_key", "folder", "python"), read_text),
+}
+_KEYS: Final[Mapping[str, Mapping[str, _Reader]]] = {
+    AMLCOMPUTE: _NODES,
+    LOCAL: {**_SLOTS, "shared_directory": _folder},
+    DOCKER: _CONTAINERS,
+    KUBERNETES: {
+        **{key: _CONTAINERS[key] for key in ("image", "memory", "shm_size", "shared_directory")},
+        **dict.fromkeys(("claim", "context", "namespace", "python"), read_text),
+        "mount_path": _folder,
+    },
+    RAY: {
+        **_NODES,
+        **dict.fromkeys(("address", "python"), read_text),
+        "node_cores": _COUNT,
+        "node_gpus": _COUNT_OR_NONE,
+        "idle_s": _COUNT_OR_NONE,
+        "shared_directory": _folder,
+    },
+    SSH: {**_SLOTS, **_MACHINE, **_CONTAINERS, "containers": read_switch},
+    SPARK: {
+        **_MACHINE,
+        "master": _WORD,
+        "deploy_mode": choice_of(*SPARK_MODES),
+        "spark_submit": _WORD,
+        "shared_directory": _folder,
+    },
+}
+"""The keys of each type's files with their readers; those of what can be attached are options of `attach TYPE`."""
+_NEEDED: Final[Mapping[str, Sequence[str]]] = {
+    AMLCOMPUTE: ("max_nodes",),
+    KUBERNETES: ("image", "claim"),
+    RAY: ("max_nodes",),
+    SPARK: ("address",),
+    SSH: ("address",),
+}
 
 _SECRETS: Final[Mapping[str, frozenset[str]]] = {
     RAY: frozenset({"token"}),
     SPARK: frozenset({"password", "passphrase"}),
     SSH: frozenset({"password", "passphrase"}),
 }
-_NUMBERS: Final = frozenset({"cores", "idle_s", "max_nodes", "min_nodes", "node_cores", "node_gpus", "port"})
-_LISTS: Final = frozenset({"gpus", "volumes", "arguments"})
-_FLAGS: Final = frozenset({"containers"})
-_FLAG_WORDS: Final = {"true": True, "false": False}
 _HERE: Final = frozenset({AMLCOMPUTE, LOCAL, DOCKER})
-_LEAST: Final = {"idle_s": 0, "node_cores": 1, "node_gpus": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +333,7 @@ def attachable() -> list[str]:
 
 def keys_of(kind: str) -> list[str]:
     """The keys of a target's file of this type, besides `type`, in alphabetical order."""
-    return sorted(_KEYS[kind] - {"type"})
+    return sorted(_KEYS[kind])
 
 
 def secrets_of(kind: str) -> list[str]:
@@ -331,98 +341,37 @@ def secrets_of(kind: str) -> list[str]:
     return sorted(_SECRETS.get(kind, ()))
 
 
-def read_value(key: str, text: str) -> Any:
-    """The value of a key as it is written on a command line: a text, a number, or several with commas."""
-    if key in _FLAGS and text in _FLAG_WORDS:
-        return _FLAG_WORDS[text]
-    if key in _LISTS:
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if key not in _NUMBERS:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidSettings(f"{key} is {text!r}, and has to be a number") from None
-
-
 def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the type and the settings that a target's file holds.
+    """Return the type and the settings that a target's file holds, or the options of a command.
 
     Args:
         path: The file, for messages.
 
     Raises:
-        InvalidSettings: A key is none of its type's, or has a value that it cannot have.
+        InvalidSettings: A key is none of its type's, is missing, or has a value that it cannot have.
     """
     kind = content.get("type", LOCAL)
     if kind not in _KEYS:
         raise InvalidSettings(f"{path}: type is {kind!r}, and can be {', '.join(_KEYS)}")
-    for key in content:
-        if key not in _KEYS[kind]:
-            hint = did_you_mean(str(key), sorted(_KEYS[kind]))
-            raise InvalidSettings(f"{path}: there is no key {key!r}; {hint}")
-    cores, gpus = content.get("cores", 1), content.get("gpus", [])
-    if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
-        raise InvalidSettings(f"{path}: cores is {cores!r}, and has to be a number from 1 up")
-    if not isinstance(gpus, list) or len(set(map(str, gpus))) != len(gpus):
-        raise InvalidSettings(
-            f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
-        )
-    if kind == SPARK:
-        _check_spark(path, content)
-    if kind == KUBERNETES:
-        _check_kubernetes(path, content)
-    if kind in (AMLCOMPUTE, RAY):
-        _check_nodes(path, content)
-    for key, least in _LEAST.items():
-        value = content.get(key, least)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a number from {least} up")
-    if not isinstance(content.get("containers", True), bool):
-        raise InvalidSettings(f"{path}: containers is {content['containers']!r}, and can be true or false")
-    try:
-        check_container_keys(content)
-    except InvalidSettings as error:
-        raise InvalidSettings(f"{path}: {error}") from None
-    return kind, {key: value for key, value in content.items() if key != "type"}
-
-
-def _check_spark(path: Path, content: Mapping[str, Any]) -> None:
-    mode, master = content.get("deploy_mode", SPARK_MODES[0]), content.get("master", YARN)
-    if mode not in SPARK_MODES:
-        raise InvalidSettings(f"{path}: deploy_mode is {mode!r}, and can be {' or '.join(SPARK_MODES)}")
-    for key in ("master", "spark_submit"):
-        value = content.get(key, YARN)
-        if not isinstance(value, str) or not value or value.startswith("-"):
-            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a text, such as yarn")
-    if mode == "cluster" and master != YARN:
+    readers, settings = _KEYS[kind], {}
+    for key, value in content.items():
+        if key in readers:
+            settings[key] = read_value(key, value, readers[key], str(path))
+        elif key != "type":
+            raise unknown_setting(key, sorted(readers), str(path))
+    for key in _NEEDED.get(kind, ()):
+        if key not in settings:
+            raise InvalidSettings(f"{path}: {key} is missing, which a target of type {kind} needs")
+    least, most = settings.get("min_nodes", 0), settings.get("max_nodes", 0)
+    if most < least:
+        raise InvalidSettings(f"{path}: max_nodes is {most}, less than min_nodes, {least}")
+    master = settings.get("master", YARN)
+    if settings.get("deploy_mode") == "cluster" and master != YARN:
         raise InvalidSettings(
             f"{path}: deploy_mode is cluster, and master is {master!r}: Spark starts drivers in Python on its nodes "
             "with the master yarn alone; use deploy_mode client"
         )
-
-
-def _check_kubernetes(path: Path, content: Mapping[str, Any]) -> None:
-    for key in ("image", "claim"):
-        if not content.get(key):
-            raise InvalidSettings(f"{path}: {key} is missing, which a Kubernetes cluster needs")
-    for key in ("claim", "context", "namespace", "python"):
-        value = content.get(key, "-")
-        if not isinstance(value, str) or not value:
-            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a text")
-    if not Path(str(content.get("mount_path", "/"))).is_absolute():
-        raise InvalidSettings(
-            f"{path}: mount_path is {content['mount_path']!r}, and has to be an absolute path"
-        )
-
-
-def _check_nodes(path: Path, content: Mapping[str, Any]) -> None:
-    least, most = content.get("min_nodes", 0), content.get("max_nodes")
-    for key, value, from_ in (("min_nodes", least, 0), ("max_nodes", most, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < from_:
-            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a number from {from_} up")
-    if most < least:
-        raise InvalidSettings(f"{path}: max_nodes is {most}, less than min_nodes, {least}")
+    return kind, settings
 
 
 def list_targets(targets_dir: Path) -> list[str]:
@@ -437,7 +386,6 @@ def _files(targets_dir: Path) -> Iterator[str]:
                 yield path.stem
 
 
-_SSH_KEYS: Final = ("address", "username", "key_file", "host_key", "folder", "python")
 _OTHERS_MODE: Final = 0o077
 _DEFAULT_FOLDER: Final = "~/.stoker-runs"
 _DEFAULT_PYTHON: Final = "python3"
@@ -476,24 +424,8 @@ class SshSettings:
         Args:
             targets_dir: Where its secrets are, `NAME.secret`.
         """
-        found = {name: target.settings[name] for name in _SSH_KEYS if name in target.settings}
-        for name, value in found.items():
-            if not isinstance(value, str) or not value.strip():
-                raise InvalidSettings(
-                    f"compute target {target.name}: {name} is {value!r}, and has to be a text"
-                )
-        if "address" not in found:
-            raise InvalidSettings(
-                f"compute target {target.name} has no address: the host name of the machine"
-            )
-        if found["address"].startswith("-"):
-            raise InvalidSettings(f"compute target {target.name}: {found['address']!r} is no address")
-        port = target.settings.get("port")
-        if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536):
-            raise InvalidSettings(
-                f"compute target {target.name}: port is {port!r}, and has to be a number to 65535"
-            )
-        return cls(target.name, type=target.type, port=port, **found, **read_secrets(target, targets_dir))
+        own = {key: value for key, value in target.settings.items() if key in _MACHINE}
+        return cls(target.name, type=target.type, **own, **read_secrets(target, targets_dir))
 
     def attach_line(self, *changes: str) -> str:
         """Return the command line that attaches the target again with some options changed.

@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
-from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunFailure
@@ -174,23 +173,6 @@ class SettingsDiscovery(Protocol):
 
         Raises:
             EngineFailure: It cannot be asked.
-        """
-        ...
-
-
-@runtime_checkable
-class EnvironmentBuilder(Protocol):
-    """An engine that can build environments before a run needs them."""
-
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment on the machine, for runs that ask for the same one.
-
-        Args:
-            folder: Has the file that says it; what there is, and what the installer said, is written there.
-
-        Raises:
-            EngineFailure: The machine cannot be used.
-            EnvironmentUnusable: It cannot be had.
         """
         ...
 

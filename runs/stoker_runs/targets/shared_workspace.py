@@ -22,7 +22,7 @@ from stoker_run.json_files import read_json, replace_json
 from stoker_run.worker import CURRENT, LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.targets.definitions import Target
-from stoker_runs.targets.engine import AttemptState, Job, Presence, Say, attempt_state
+from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say, attempt_state
 from stoker_runs.targets.local import (
     as_failure,
     collect,
@@ -38,6 +38,7 @@ _SILENT_AFTER_S: Final = 15.0
 _RENEW_S: Final = 1.0
 """How often leases are renewed."""
 _ASK_EVERY_S: Final = 1.0
+_LOOK_S: Final = 0.2
 _NO_ANSWER: Final = (-float("inf"), "", None)
 _State = TypeVar("_State")
 
@@ -165,10 +166,42 @@ class SharedWorkspaceEngine:
             collect(job, is_over=all(map(has_ended, places)))
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop, which the agent reads."""
+        """Write the request to stop, which the agents read; an attempt that waits for a node is taken back."""
         for place in places_of(job):
             if place.is_dir():
                 request_stop(place, grace_s, reason)
+        if not (job.place / "agent.json").exists():
+            with as_failure("the attempt cannot be taken back"):
+                if self.take_back(job):
+                    replace_json(job.place / LOST, {"reason": reason})
+                    self.forget_worker(job)
+
+    def take_back(self, job: Job) -> bool:
+        """Take a waiting attempt back; return whether no worker has begun with it."""
+        raise NotImplementedError
+
+    def forget_worker(self, job: Job) -> None:
+        """Have the cluster forget what was to run an attempt that was taken back."""
+        raise NotImplementedError
+
+    def wait_for_facts(
+        self, folder: Path, limit_s: float, find_failure: Callable[[], EngineFailure | None]
+    ) -> dict[str, Any] | None:
+        """Return what the worker of a check writes of its node; None after the time.
+
+        Args:
+            find_failure: Returns why there will be no worker, or None.
+        """
+        until_s = time.monotonic() + limit_s
+        while time.monotonic() < until_s:
+            failure = find_failure()
+            facts = read_json(folder / "worker.json")
+            if isinstance(facts, dict):
+                return facts
+            if failure is not None:
+                raise failure
+            time.sleep(_LOOK_S)
+        return None
 
     def clean(self, job: Job) -> None:
         """Remove the attempt's working directory, and the agents' own files."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.settings.workspace import Workspace
+from stoker_run.records import from_json
 from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.launch.runners import spawn_runner
 from stoker_runs.launch.submission import Request, submit
-from stoker_runs.records.folder import RunFolder, object_of, real
+from stoker_runs.records.folder import RunFolder, object_of
 from stoker_runs.records.record import SWEEP, RunRecord
 from stoker_runs.records.snapshots import Snapshot
 from stoker_runs.records.states import RunState, Status
@@ -159,7 +160,7 @@ class ChildReader:
             if self._mark not in line:
                 continue
             content = object_of(line) or {}
-            value = real(content.get("v"))
+            value = from_json(content.get("v"))
             if content.get("k") == self._metric and "y" not in content and isinstance(value, int | float):
                 self._values.append(float(value))
 

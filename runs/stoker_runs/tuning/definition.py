@@ -54,45 +54,35 @@ Space = Mapping[str, Expression]
 """The expression of each parameter, by its name on the command line."""
 
 
-def _log_bounds(low: float, high: float) -> None:
-    if max(abs(low), abs(high)) > _LARGEST_LOG:
-        raise InvalidSettings(f"e to the power of {max(low, high):g} is too large a number")
-
-
-def _bounds(low: float, high: float) -> None:
+def _check_bounds(low: float, high: float) -> None:
     if not low < high:
         raise InvalidSettings(f"the lower bound {low:g} has to be below the upper one, {high:g}")
 
 
-def _step(q: float) -> None:
-    if q <= 0:
-        raise InvalidSettings(f"the step {q:g} has to be above 0")
+def _check_log_bounds(low: float, high: float) -> None:
+    _check_bounds(low, high)
+    _check_exponents(low, high)
 
 
-def _spread(sigma: float) -> None:
+def _check_spread(_mu: float, sigma: float) -> None:
     if sigma < 0:
         raise InvalidSettings(f"the standard deviation {sigma:g} cannot be below 0")
 
 
-def _check_uniform(low: float, high: float, q: float = 1.0) -> None:
-    _bounds(low, high)
-    _step(q)
-
-
-def _check_loguniform(low: float, high: float, q: float = 1.0) -> None:
-    _check_uniform(low, high, q)
-    _log_bounds(low, high)
-
-
-def _check_normal(_mu: float, sigma: float, q: float = 1.0) -> None:
-    _spread(sigma)
-    _step(q)
-
-
-def _check_lognormal(mu: float, sigma: float, q: float = 1.0) -> None:
-    _check_normal(mu, sigma, q)
+def _check_log_spread(mu: float, sigma: float) -> None:
+    _check_spread(mu, sigma)
     # Ten standard deviations away is never drawn.
-    _log_bounds(mu - 10 * sigma, mu + 10 * sigma)
+    _check_exponents(mu - 10 * sigma, mu + 10 * sigma)
+
+
+def _check_step(q: float = 1.0) -> None:
+    if q <= 0:
+        raise InvalidSettings(f"the step {q:g} has to be above 0")
+
+
+def _check_exponents(low: float, high: float) -> None:
+    if max(abs(low), abs(high)) > _LARGEST_LOG:
+        raise InvalidSettings(f"e to the power of {max(low, high):g} is too large a number")
 
 
 def round_to_step(value: float, q: float) -> float:
@@ -100,26 +90,14 @@ def round_to_step(value: float, q: float) -> float:
     return float(f"{round(value / q) * q:.{_DIGITS}g}")
 
 
-_DRAWS: Final[Mapping[str, tuple[int, Callable[..., None], Callable[..., float]]]] = {
-    "uniform": (2, _check_uniform, lambda chance, low, high: chance.uniform(low, high)),
-    "quniform": (3, _check_uniform, lambda chance, low, high, q: round_to_step(chance.uniform(low, high), q)),
-    "loguniform": (2, _check_loguniform, lambda chance, low, high: math.exp(chance.uniform(low, high))),
-    "qloguniform": (
-        3,
-        _check_loguniform,
-        lambda chance, low, high, q: round_to_step(math.exp(chance.uniform(low, high)), q),
-    ),
-    "normal": (2, _check_normal, lambda chance, mu, sigma: chance.gauss(mu, sigma)),
-    "qnormal": (3, _check_normal, lambda chance, mu, sigma, q: round_to_step(chance.gauss(mu, sigma), q)),
-    "lognormal": (2, _check_lognormal, lambda chance, mu, sigma: math.exp(chance.gauss(mu, sigma))),
-    "qlognormal": (
-        3,
-        _check_lognormal,
-        lambda chance, mu, sigma, q: round_to_step(math.exp(chance.gauss(mu, sigma)), q),
-    ),
+_DRAWS: Final[Mapping[str, tuple[Callable[..., None], Callable[..., float]]]] = {
+    "uniform": (_check_bounds, lambda chance, low, high: chance.uniform(low, high)),
+    "loguniform": (_check_log_bounds, lambda chance, low, high: math.exp(chance.uniform(low, high))),
+    "normal": (_check_spread, lambda chance, mu, sigma: chance.gauss(mu, sigma)),
+    "lognormal": (_check_log_spread, lambda chance, mu, sigma: math.exp(chance.gauss(mu, sigma))),
 }
-
-KINDS: Final = ("choice", "randint", *_DRAWS)
+"""The check and the draw of each distribution of two numbers; `qNAME` has a step besides."""
+KINDS: Final = ("choice", "randint", *(prefix + name for name in _DRAWS for prefix in ("", "q")))
 """The names of all expressions."""
 
 
@@ -154,7 +132,7 @@ def _choice(values: Sequence[Any]) -> Expression:
 
 
 def _of_numbers(kind: str, arguments: Sequence[Any]) -> Expression:
-    count = 1 if kind == "randint" else _DRAWS[kind][0]
+    count = 1 if kind == "randint" else 3 if kind.startswith("q") else 2
     if len(arguments) != count:
         raise InvalidSettings(f"{kind} takes {format_count(count, 'number')}, and has {len(arguments)}")
     for value in arguments:
@@ -167,7 +145,8 @@ def _of_numbers(kind: str, arguments: Sequence[Any]) -> Expression:
             raise InvalidSettings(f"randint takes a whole number above 0, and {upper!r} is none")
         return Expression(kind, (int(upper),))
     try:
-        _DRAWS[kind][1](*arguments)
+        _DRAWS[kind.removeprefix("q")][0](*arguments[:2])
+        _check_step(*arguments[2:])
     except InvalidSettings as error:
         raise InvalidSettings(f"{kind}: {error}") from None
     return Expression(kind, tuple(arguments))
@@ -195,7 +174,8 @@ def draw_value(one: Expression, chance: Random) -> Value:
         return one.arguments[chance.randrange(len(one.arguments))]
     if one.kind == "randint":
         return chance.randrange(int(one.arguments[0]))
-    return _DRAWS[one.kind][2](chance, *one.arguments)
+    value = _DRAWS[one.kind.removeprefix("q")][1](chance, *one.arguments[:2])
+    return round_to_step(value, float(one.arguments[2])) if one.kind.startswith("q") else value
 
 
 def checked_space(space: Mapping[str, Any]) -> dict[str, Expression]:

@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class BatchCap:
-    """The most rows in a batch of one model in one device process; it is only ever lowered.
+    """The most rows in a batch of one model in one device process.
 
-    It is not raised again: a size that failed once may fail again, each attempt delays waiting requests, and a
-    restarted process begins with `max_batch_rows` anyway.
+    Once a failure has lowered it, it is not raised again: a size that failed once may fail again, each attempt delays
+    waiting requests, and a restarted process begins with `max_batch_rows` anyway.
 
     Attributes:
         rows: Most rows in a batch now.
@@ -29,7 +29,7 @@ class BatchCap:
     def __init__(self, policy: BatchPolicy, sizes: BatchSizes, metrics: ModelMetrics) -> None:
         self.rows = policy.max_batch_rows
         self.policy = policy
-        self.separate = False
+        self.separate = self._has_failed = False
         self.sizes = sizes
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -44,7 +44,8 @@ class BatchCap:
             lower = self.sizes.smaller(self.rows)
             if self.rows != seen_rows or lower is None:
                 return
-            self._lower(lower)
+            self._has_failed = True
+            self._set(lower)
         logger.warning(
             "%s: the device has no memory for a batch: from now on batches have at most %d rows, not %d",
             threading.current_thread().name,
@@ -58,7 +59,7 @@ class BatchCap:
             if self.separate:
                 return False
             self.separate = True
-            self._lower(1)
+            self._set(1)
             return True
 
     def change_buckets(self) -> None:
@@ -66,7 +67,16 @@ class BatchCap:
         with self._lock:
             self.policy = dataclasses.replace(self.policy, buckets=self.sizes.buckets)
 
-    def _lower(self, rows: int) -> None:
+    def set_buckets(self, buckets: tuple[int, ...]) -> None:
+        """Allow these sizes of batches, and batches of as many rows as the largest unless failures forbid that."""
+        with self._lock:
+            self.sizes.buckets = buckets
+            is_lowered = self._has_failed or self.separate
+            rows = min(self.rows, buckets[-1]) if is_lowered else buckets[-1]
+            self.policy = dataclasses.replace(self.policy, buckets=buckets)
+            self._set(rows)
+
+    def _set(self, rows: int) -> None:
         self.rows = rows
         self.policy = dataclasses.replace(self.policy, max_batch_rows=rows)
         self._metrics.set_batch_cap_rows(rows)

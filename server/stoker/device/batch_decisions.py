@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.device.row_blocks import RowBlock
+from stoker.device.text_lengths import TextLengths
 from stoker.settings.choices import Late
 
 
@@ -21,6 +22,7 @@ class BatchPolicy:
         late: What happens to rows that will miss their target but not their deadline: `answer` runs them when
             nothing else waits, and in the padding of batches; `refuse` hands them back at once.
         weights: Weights of callers by number, 1 for callers without an entry; filled from the rows.
+        lengths: The lengths of texts; None for rows of one size.
     """
 
     max_batch_rows: int = 256
@@ -29,6 +31,7 @@ class BatchPolicy:
     target_ms: float | None = None
     late: Late = "answer"
     weights: dict[int, float] = field(default_factory=dict)
+    lengths: TextLengths | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_rows < 1:

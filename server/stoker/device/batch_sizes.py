@@ -196,12 +196,16 @@ class ServiceTimes:
 
     def add_bucket(self, size: int, elapsed_ns: int) -> None:
         """Allow a further size; a batch of it takes `elapsed_ns`. No other thread may learn meanwhile."""
-        self._buckets = self._means.buckets = tuple(sorted({*self._buckets, size}))
+        self.keep_buckets(tuple(sorted({*self._buckets, size})))
+        self.learn(size, elapsed_ns)
+
+    def keep_buckets(self, buckets: tuple[int, ...]) -> None:
+        """Allow no other sizes. No other thread may learn meanwhile."""
+        self._buckets = self._means.buckets = buckets
         for learned in self._learned:
             if isinstance(learned, _Rings):
-                learned.buckets = self._buckets
+                learned.buckets = buckets
         self._costs.clear()
-        self.learn(size, elapsed_ns)
 
     def doubt(self) -> None:
         """Lower the expectations a little: if no row can be in time, nothing runs that would correct them."""

@@ -217,9 +217,10 @@ def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
         loaded: The model, which takes rows of fixed shape.
         runtime: One of its runtimes.
     """
+    rows = loaded.sizes.buckets[-1] if loaded.sizes.buckets else loaded.max_batch_rows
 
     def run() -> None:
-        runtime.run(batch_inputs(runtime, loaded.max_batch_rows, loaded.sample))
+        runtime.run(batch_inputs(runtime, rows, loaded.sample))
 
     return run
 

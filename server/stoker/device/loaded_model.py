@@ -27,6 +27,7 @@ class LoadedModel:
         canary: Checks whether its device still works; None if no inputs can be made up for it.
         sample: Sample rows that it is known to answer; None to use zeros.
         full_batch_s: Seconds that a batch of `max_batch_rows` takes when warm; 0 if not measured.
+        later_sizes: Further sizes of batches, to be prepared while it serves.
         warm_up_runs: How often a batch of each size runs at first, also in each further instance.
     """
 
@@ -40,6 +41,7 @@ class LoadedModel:
     sample: Mapping[str, np.ndarray] | None = None
     full_batch_s: float = 0.0
     warm_up_runs: int = 1
+    later_sizes: tuple[int, ...] = ()
 
     @property
     def signature(self) -> Signature:

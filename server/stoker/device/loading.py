@@ -16,6 +16,7 @@ from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.device.canary import Canary, first_row
 from stoker.device.first_batches import TIMED_RUNS, is_pipelined, time_batches, time_full_batch, warm_up
+from stoker.device.kept_sizes import read_sizes
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed
@@ -39,12 +40,19 @@ _known_batches: Final = KeptFindings[tuple[int, float]]()
 
 
 def load(
-    deployment: Deployment, device: Device, clock_ns: Callable[[], int] = time.perf_counter_ns
+    deployment: Deployment,
+    device: Device,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+    *,
+    adds_later: bool = False,
 ) -> LoadedModel:
     """Load a deployment and run its first batches, one of each size, so that no request has to wait for that.
 
     A model on demand whose file this process has loaded before runs one row on a CPU. On a GPU without
     `batch_buckets` the sizes that pay are chosen by timing them.
+
+    Args:
+        adds_later: Whether further sizes may be prepared and timed while it serves, where a runtime can do that.
 
     Raises:
         LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
@@ -62,8 +70,14 @@ def load(
     sample = _sample(deployment, signature)
     full_batch_s = 0.0
     times_ns: Mapping[int, int] = {}
+    later_sizes: tuple[int, ...] = ()
     if signature.takes == "rows":
-        if chooses:
+        if chooses and adds_later and is_pipelined(runtime) and isinstance(runtime, SizedRuntime):
+            later_sizes = read_sizes(deployment, device) or candidate_sizes(most)
+            most = later_sizes[-1]
+            times_ns = _times_ns(runtime, BatchSizes(tuple(runtime.sizes)), most, sample, clock_ns)
+            sizes = BatchSizes(tuple(runtime.sizes), chosen=True)
+        elif chooses:
             times_ns = _choose_sizes(runtime, deployment, most, sample, clock_ns)
             sizes = BatchSizes(tuple(times_ns), chosen=True)
             most = sizes.buckets[-1]
@@ -85,6 +99,7 @@ def load(
         sample,
         full_batch_s,
         deployment.warm_up_runs,
+        later_sizes,
     )
 
 

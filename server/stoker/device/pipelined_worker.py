@@ -20,9 +20,10 @@ from stoker.device.bucket_watch import BucketWatch
 from stoker.device.device_turns import ModelTurn
 from stoker.device.flights import AttachedArenas, Flight, Flights
 from stoker.device.instance import Instance
+from stoker.device.later_sizes import KeepSizes, LaterSizes
 from stoker.device.pipelined_planner import PipelinedPlanner
 from stoker.device.worker import Worker
-from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
+from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
 from stoker.system.resources import start_thread
 
 _LONE_NS: Final = 2_000_000
@@ -48,9 +49,24 @@ class PipelinedWorker(Worker):
         self._computed_ns = 0
         super().__init__(runtime, *arguments, **options)
         self._watch: BucketWatch | None = None
-        if self.cap.sizes.chosen and isinstance(runtime, SizedRuntime):
+        self._later: LaterSizes | None = None
+        self._watch_buckets()
+
+    def _watch_buckets(self) -> None:
+        if self.cap.sizes.chosen and isinstance(self._runtime, SizedRuntime):
             name = threading.current_thread().name
-            self._watch = BucketWatch(name, runtime, self.cap.sizes, self.cap, self.times)
+            self._watch = BucketWatch(name, self._runtime, self.cap.sizes, self.cap, self.times)
+
+    def add_sizes_later(self, name: str, sizes: Sequence[int], keep: KeepSizes | None) -> None:
+        """Prepare for further sizes of batches while the model serves; see `LaterSizes`."""
+        runtime, buckets, policy = self._runtime, self.cap.sizes.buckets, self.cap.policy
+        assert isinstance(runtime, SizedRuntime), "it can be prepared for further sizes"
+        times_ns = {size: self.times.mean_ns(size) for size in buckets}
+        self.cap.set_buckets(buckets)
+        later = LaterSizes(name, runtime, sizes, times_ns, policy.target_ms, keep)
+        if not later.is_done:
+            self._watch, self._later = None, later
+            later.open_next(self.doorbells.wake)
 
     def _make_planner(self, turn: ModelTurn | None) -> PipelinedPlanner:
         return PipelinedPlanner(self.flights, self._runtime, self.cap, self._clock_ns, turn, self.instances)
@@ -75,7 +91,39 @@ class PipelinedWorker(Worker):
         elif todo is not None:
             instance.check_device()
         self._do_other_work(instance)
+        if self._later is not None:
+            self._add_later(self._later)
         return self._check_again_ns
+
+    def wait_s(self, most_s: float | None) -> float | None:
+        """How long the leader may sleep if no row arrives: no longer than until a further size is due."""
+        wait_s = super().wait_s(most_s)
+        if self._later is None:
+            return wait_s
+        due_ns = self._later.due_ns(self.queue.rows, self._counter.active_ns, is_idle=True)
+        if due_ns is None:
+            return wait_s
+        left_s = max(0, due_ns - self._clock_ns()) / 1e9
+        return left_s if wait_s is None else min(wait_s, left_s)
+
+    def _add_later(self, later: LaterSizes) -> None:
+        """Add the next size if it is due."""
+        flights, waiting_rows = self.flights, self.queue.rows
+        is_idle = not waiting_rows and not flights.unfinished and not self.doorbells.poller.poll(0)
+        due_ns = later.due_ns(waiting_rows, self._counter.active_ns, is_idle=is_idle)
+        if due_ns is None or self._clock_ns() < due_ns or flights.failed:
+            return
+        flights.wait_until_landed()
+        begun_ns = self._clock_ns()
+        later.add_next(self.cap, self.times, self._metrics)
+        later.rest(begun_ns, self._clock_ns())
+        # Rows may wait for which a batch of the new size is planned.
+        self.planner.rests, self._check_again_ns = False, 0
+        if later.is_done:
+            self._later = None
+            self._watch_buckets()
+        else:
+            later.open_next(self.doorbells.wake)
 
     def complete(self) -> bool:
         """Wait for the oldest batch that was left to the second thread; returns False if that thread is to end."""
@@ -110,10 +158,9 @@ class PipelinedWorker(Worker):
         planner.rested_ns = again_ns if again_ns is not None and self._clock_ns() >= again_ns else None
         return super()._lead(0)
 
-    def _linger(self) -> None:
+    def _linger(self) -> list[tuple[int, int]]:
         # The second thread could not hand rows back meanwhile.
-        if not self.flights.unfinished:
-            super()._linger()
+        return [] if self.flights.unfinished else super()._linger()
 
     def _check_if_idle(self) -> Any:
         if self.flights.unfinished:
@@ -133,14 +180,15 @@ class PipelinedWorker(Worker):
         if failure is not None or batch.rows > flight.cap_rows or flight.size not in self._runtime.sizes:
             flights.failed.append((flight, failure))
             return
-        lone = self._note_lone(flight)
+        if self._note_lone(flight):
+            self._run_alone(instance, flight)
+            return
         with flights.changed:
             flights.unfinished.append(flight)
             if len(flights.unfinished) == 1:
                 instance.run_began_ns = flight.begun_ns
         try:
-            rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
-            flight.running = self._runtime.begin(rows, batch.rows, flight.size)
+            self._start(flight)
         except BaseException as error:  # noqa: BLE001  # callers get whatever error the device raises
             self._leave_flight(flight, error)
             return
@@ -151,25 +199,54 @@ class PipelinedWorker(Worker):
             if due_ns is not None:
                 flights.stream.learn_planning(now_ns - due_ns)
             flights.stream.begin(now_ns, copy_ns, expected_ns)
-        if not lone or not self._complete_alone(flight):
-            flights.completions.put(flight)
+        flights.completions.put(flight)
+
+    def _start(self, flight: Flight) -> BatchInFlight:
+        batch = flight.batch
+        rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
+        flight.running = self._runtime.begin(rows, batch.rows, flight.size)
+        return flight.running
 
     def _note_lone(self, flight: Flight) -> bool:
         """Count batches of one row without company; returns whether this one is likely to remain alone."""
-        alone = flight.batch.rows == 1 and not self.queue.rows and not self.flights.unfinished
-        short = alone and self.times.expected_ns(flight.size) < _LONE_NS
+        batch = flight.batch
+        alone = batch.rows == 1 and batch.turn is None and not self.queue.rows and not self.flights.unfinished
+        short = alone and self.times.mean_ns(flight.size) < _LONE_NS
         self._lone_rows = self._lone_rows + 1 if short else 0
         return self._lone_rows >= LONE_ROWS
 
-    def _complete_alone(self, flight: Flight) -> bool:
-        """Wait for a lone batch on this thread; returns False if other rows come, or if it takes long."""
-        assert flight.running is not None, "it has begun"
-        until_ns = flight.begun_ns + _LONE_NS
-        while not flight.running.is_done():
-            if self.doorbells.poller.poll(0) or self._clock_ns() > until_ns:
+    def _run_alone(self, instance: Instance, flight: Flight) -> None:
+        """Run a lone row on this thread; if others come, or it takes long, it joins the batches in flight."""
+        flights = self.flights
+        instance.run_began_ns = flight.begun_ns
+        try:
+            running = self._start(flight)
+            begun_ns = self._clock_ns()
+            if not self._wait_alone(running, flight.begun_ns + _LONE_NS):
                 self._lone_rows = 0
+                with flights.changed:
+                    flights.unfinished.append(flight)
+                    expected_ns = self.times.mean_ns(flight.size)
+                    flights.stream.begin(begun_ns, self._runtime.copy_ns(1), expected_ns)
+                flights.completions.put(flight)
+                return
+            outputs = running.result()
+        except BaseException as error:  # noqa: BLE001  # callers get whatever error the device raises
+            if flight.running is not None:
+                flight.running.release()
+            flights.failed.append((flight, error))
+        else:
+            started_ns = self._clock_ns() - running.computed_ns
+            failure = self._hand_back(flight.batch, flight, outputs, started_ns)
+            if failure is not None:
+                flights.failed.append((flight, failure))
+        instance.run_began_ns = 0
+
+    def _wait_alone(self, running: BatchInFlight, until_ns: int) -> bool:
+        """Wait until a batch is done; returns False if other rows come or the time has passed."""
+        while not running.is_done():
+            if self.doorbells.poller.poll(0) or self._clock_ns() > until_ns:
                 return False
-        self._complete(flight)
         return True
 
     def _do_other_work(self, instance: Instance) -> None:
@@ -213,7 +290,7 @@ class PipelinedWorker(Worker):
         self.planner.end_turn(number, elapsed_ns)
 
     def _complete(self, flight: Flight) -> None:
-        """Wait for a batch, and hand its rows back; on the second thread, for a lone batch on the first."""
+        """Wait for a batch, and hand its rows back."""
         batch, running, instance = flight.batch, flight.running, self.instances[0]
         assert running is not None, "it has begun"
         outputs: Sequence[Any] = ()
@@ -235,18 +312,29 @@ class PipelinedWorker(Worker):
                 # Copying its outputs and those of another model's batch do not disturb each other.
                 self._end_turn(batch.turn, computed_ns)
                 flight.batch = batch._replace(turn=None)
-            started_ns = now_ns - computed_ns
-            failure = instance.finish(batch, outputs, flight.size, started_ns)
+            failure = self._hand_back(batch, flight, outputs, now_ns - computed_ns)
+            if failure is None:
+                with flights.changed:
+                    flights.stream.hand_back(ended_ns, self._clock_ns())
+        else:
+            running.release()
+        self._leave_flight(flight, failure)
+
+    def _hand_back(
+        self, batch: Batch, flight: Flight, outputs: Sequence[Any], started_ns: int
+    ) -> BaseException | None:
+        """Hand back the rows of a batch that was computed; returns why they were not handed back."""
+        running, instance = flight.running, self.instances[0]
+        assert running is not None, "it has begun"
+        failure = instance.finish(batch, outputs, flight.size, started_ns)
         running.release()
         if failure is None:
-            with flights.changed:
-                flights.stream.hand_back(ended_ns, self._clock_ns())
             with self._counter.lock:
-                self._counter.count(instance, batch, started_ns, computed_ns, sharing=1)
+                self._counter.count(instance, batch, started_ns, running.computed_ns, sharing=1)
                 if self._watch is not None:
                     self._watch.count(batch.rows)
-            self._computed_ns = computed_ns
-        self._leave_flight(flight, failure)
+            self._computed_ns = running.computed_ns
+        return failure
 
     def _leave_flight(self, flight: Flight, failure: BaseException | None) -> None:
         """Make room for another batch, and wake the first thread if it waits for that."""

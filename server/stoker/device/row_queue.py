@@ -27,7 +27,6 @@ from stoker.device.row_blocks import (
     without_lane,
 )
 from stoker.device.shares import Shares
-from stoker.device.text_lengths import TextLengths
 
 
 @dataclass(slots=True)
@@ -47,7 +46,6 @@ class RowQueue:
         all_hopeless: Whether no waiting row was found to be in time, although some would be if batches took no
             time.
         longest_rows: The most rows of one request, as far as sizes are known.
-        lengths: The lengths of texts; None for rows of one size.
         decided: The last decision and its arguments, if not carried out yet; None if rows have changed since.
     """
 
@@ -62,7 +60,6 @@ class RowQueue:
     longest_rows: int = 1
     all_hopeless: bool = False
     shares: Shares | None = None
-    lengths: TextLengths | None = None
     decided: tuple[Any, ...] | None = None
     # Lower bounds of the deadlines and of the targets of the blocks, and whether a block has no targets.
     _first_deadline_ns: int = NEVER_NS
@@ -129,7 +126,7 @@ class RowQueue:
 
     def copy_blocks(self) -> RowQueue:
         """Return a queue with the same blocks for a trial, without late rows and rows in order."""
-        queue = RowQueue(deque(self.blocks), self.rows, self.virtual_time, lengths=self.lengths)
+        queue = RowQueue(deque(self.blocks), self.rows, self.virtual_time)
         queue._first_deadline_ns = self._first_deadline_ns  # of its own class
         if self.shares is not None:
             queue.shares = self.shares.copy()

@@ -20,6 +20,7 @@ A `RowQueue` holds the rows that wait; `schedule` looks at it and says what to d
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -70,7 +71,7 @@ def _leave_or_wait(
     most = policy.max_batch_rows
     if queue.rows >= most:
         rows = most if times.ahead_rows is None else worthwhile(most, policy.buckets, times, queue.rows)
-        return BatchDecision(_take_fairest(queue, rows), expired, "full", None)
+        return BatchDecision(_take_fairest(queue, rows, policy), expired, "full", None)
     if not policy.max_delay_ms:
         return _leave(queue, policy, times, expired, "idle")
     return _wait_for_company(queue, now_ns, policy, times, expired)
@@ -107,18 +108,18 @@ def _choose_among_callers(
     expired: list[RowBlock],
 ) -> BatchDecision:
     """Choose a batch of rows without targets, where callers or tiers take turns."""
-    costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
+    costs_ns: Sequence[int] = times.costs_ns(policy.max_batch_rows, policy.buckets)
     tags = _tags(queue.blocks)
     placed = np.concatenate([placed_of(block) for block in queue.blocks])
     # Rows of one class run in the order of their tags; a stable sort, so equal tags stay in order of arrival.
     order = np.argsort(tags, kind="stable")
     never = np.full(len(tags), NEVER_NS)
     rows = Candidates(order, placed[order], never)
-    if queue.lengths is not None and queue.rows > policy.max_batch_rows:
+    if policy.lengths is not None and queue.rows > policy.max_batch_rows:
         # Those about as long as the one that would leave alone.
         alone = pick(shares, rows, never, now_ns, now_ns, policy, times, costs_ns[:2])
         first = 0 if alone is None else int(np.flatnonzero(order == alone[0])[0])
-        alike, costs_ns = queue.lengths.alike(queue.blocks, order, policy.max_batch_rows, first)
+        alike, costs_ns = policy.lengths.choose_alike(queue.blocks, order, policy.max_batch_rows, first)
         rows = Candidates(*(column[alike] for column in rows))
     picked = pick(shares, rows, rows.due, now_ns, now_ns, policy, times, costs_ns)
     if picked is None and len(rows.places) < queue.rows:
@@ -127,7 +128,9 @@ def _choose_among_callers(
         decision = _leave_or_wait(queue, now_ns, policy, times, expired)
     else:
         reason = "full" if len(picked) == policy.max_batch_rows else "largest"
-        decision = BatchDecision(_take(queue, picked, tags), expired, reason, None)
+        taken = tags[picked]
+        tag = int(taken.max() if policy.lengths is None else taken.min())
+        decision = BatchDecision(_take(queue, picked, tags, tag), expired, reason, None)
     if decision.batch:
         served = served_of(decision.batch)
         left = (
@@ -143,7 +146,7 @@ def _leave(
 ) -> BatchDecision:
     rows = worthwhile(queue.rows, policy.buckets, times)
     if rows < queue.rows:
-        return BatchDecision(_take_fairest(queue, rows), expired, "full", None)
+        return BatchDecision(_take_fairest(queue, rows, policy), expired, "full", None)
     return BatchDecision(queue.take_all(), expired, reason, None)
 
 
@@ -190,13 +193,15 @@ def _remove_expired(queue: RowQueue, now_ns: int) -> list[RowBlock]:
     return expired
 
 
-def _take_fairest(queue: RowQueue, rows: int) -> list[RowBlock]:
+def _take_fairest(queue: RowQueue, rows: int, policy: BatchPolicy) -> list[RowBlock]:
     if queue.rows == rows:
         return queue.take_all()
     tags = _tags(queue.blocks)
-    if queue.lengths is not None:
+    if policy.lengths is not None:
         order = np.argsort(tags, kind="stable")
-        return _take(queue, order[queue.lengths.alike(queue.blocks, order, rows).places], tags)
+        alike, _ = policy.lengths.choose_alike(queue.blocks, order, rows)
+        # Rows of other lengths are passed over: those that come later must not be behind all of them.
+        return _take(queue, order[alike], tags, int(tags[order[0]]))
     if (tags[1:] >= tags[:-1]).all():
         # The order of arrival.
         _advance(queue, int(tags[rows - 1]))
@@ -204,7 +209,8 @@ def _take_fairest(queue: RowQueue, rows: int) -> list[RowBlock]:
         queue.leave(queue.blocks, rows)
         return batch
     # A stable sort: rows with equal tags stay in order of arrival.
-    return _take(queue, np.argsort(tags, kind="stable")[:rows], tags)
+    fairest = np.argsort(tags, kind="stable")[:rows]
+    return _take(queue, fairest, tags, int(tags[fairest[-1]]))
 
 
 def _tags(blocks: deque[RowBlock]) -> np.ndarray:
@@ -224,13 +230,16 @@ def _advance(queue: RowQueue, tag: int) -> None:
     queue.virtual_time = max(queue.virtual_time + 1, tag)
 
 
-def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[RowBlock]:
-    """Remove and return the rows at these indices over all blocks; `tags` are their virtual start times."""
+def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray, tag: int) -> list[RowBlock]:
+    """Remove and return the rows at these indices over all blocks.
+
+    Args:
+        tags: The virtual start times of all rows.
+        tag: Advances the virtual time.
+    """
     chosen = np.zeros(len(tags), bool)
     chosen[places] = True
-    taken = tags[places]
-    # Rows of other lengths are passed over: those that come later must not be behind all of them.
-    _advance(queue, int(taken.max() if queue.lengths is None else taken.min()))
+    _advance(queue, tag)
     stops = np.cumsum([len(block.numbers) for block in queue.blocks])
     upto = np.concatenate(([0], chosen.cumsum()[stops - 1]))
     batch: list[RowBlock] = []

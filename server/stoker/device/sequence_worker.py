@@ -39,6 +39,7 @@ class SequenceWorker(Worker):
     def __init__(self, runtime: StatefulRuntime, *arguments: Any, **options: Any) -> None:
         """Make the first instance; see `Worker`."""
         super().__init__(runtime, *arguments, **options)
+        self.planner.plans_lone_rows = True
         self._states = runtime.states
         self.gate: SequenceGate[Lane] = SequenceGate(self._states)
         self._counted = self._states.counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ class TextWorker(Worker):
         super().__init__(runtime, *arguments, **options)
         assert runtime.costs is not None, "they were measured"
         doorbells = self.doorbells
-        self._lengths = self.queue.lengths = TextLengths(
+        self._lengths = TextLengths(
             runtime.costs, lambda lane, numbers: doorbells.lanes[lane].arena.inputs[0][numbers, 0]
         )
+        self.cap.policy = dataclasses.replace(self.cap.policy, lengths=self._lengths)
 
     def _run(self, instance: Instance, batch: Batch) -> None:
         # Once they are handed back, their frontend may write other texts to these rows.

@@ -32,6 +32,7 @@ from stoker.device.instance import Instance, PackedInstance
 from stoker.device.lanes import Lane
 from stoker.device.occupancy import Occupancy
 from stoker.device.planner import Planner
+from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue, push_rows
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
@@ -224,10 +225,13 @@ class Worker:
         doorbells, planner = self.doorbells, self.planner
         if doorbells.stopped:
             return None
-        wait_s = self.wait_s(most_s)
+        events: list[tuple[int, int]] = []
         if most_s is None and self._lone_rows >= LONE_ROWS and self._check_again_ns is None:
-            self._linger()
-        events = doorbells.poller.poll(wait_s)
+            events = self._linger()
+            if len(events) == 1 and (lone := self._take_lone(*events[0])) is not None:
+                return lone
+        if not events:
+            events = doorbells.poller.poll(self.wait_s(most_s))
         if not events:
             self._counter.flush()
         queue = planner.queue
@@ -272,13 +276,34 @@ class Worker:
         self._counter.active_ns = now_ns
         return _CheckDevice()
 
-    def _linger(self) -> None:
-        """After single rows, poll for the next one for a short time instead of sleeping."""
+    def _linger(self) -> list[tuple[int, int]]:
+        """After single rows, poll for the next one for a short time instead of sleeping; returns the events."""
         until_ns = self._clock_ns() + AWAKE_NS
         while self._clock_ns() < until_ns:
-            if self.doorbells.poller.poll(0):
-                return
+            if events := self.doorbells.poller.poll(0):
+                return events
         self._lone_rows = 0
+        return []
+
+    def _take_lone(self, fd: int, event: int) -> Batch | None:
+        """Take the only row that has come past the queue and the planner, where they have nothing to decide."""
+        queue, lanes = self.queue, self.doorbells.lanes
+        lane = lanes.get(fd)
+        if self.planner.plans_lone_rows or queue.rows or queue.shares is not None:
+            return None
+        if lane is None or event != select.EPOLLIN or lane.has_urgencies[0]:
+            return None
+        numbers = lane.receive()
+        if numbers is None:
+            return None
+        if len(numbers) == 1 and numbers[0] < lane.arena.capacity:
+            queued = lane.arena.queued.take(numbers, axis=0)
+            deadline_ns, enqueued_ns, position = queued[:, 0], queued[:, 1], queued[:, 2]
+            if deadline_ns[0] > self._clock_ns():
+                block = RowBlock(fd, numbers, position, enqueued_ns, deadline_ns, queue.virtual_time)
+                return Batch([block], 1, lanes, "idle")
+        self._accept(fd, lane, numbers)
+        return None
 
     def _on_event(self, fd: int, event: int) -> None:
         doorbells = self.doorbells
@@ -312,13 +337,16 @@ class Worker:
         if numbers is None:
             self._drop(fd)
         elif len(numbers):
-            try:
-                queued = lane.arena.queued.take(numbers, axis=0)
-            except IndexError:
-                logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
-                self._drop(fd)
-            else:
-                self._take_in(fd, lane, numbers, queued)
+            self._accept(fd, lane, numbers)
+
+    def _accept(self, fd: int, lane: Lane, numbers: np.ndarray) -> None:
+        try:
+            queued = lane.arena.queued.take(numbers, axis=0)
+        except IndexError:
+            logger.exception("a frontend rang for rows that its arena does not have; it is cut off")
+            self._drop(fd)
+        else:
+            self._take_in(fd, lane, numbers, queued)
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
         push_rows(self.queue, fd, numbers, queued, self.cap.policy, has_urgencies=bool(lane.has_urgencies[0]))

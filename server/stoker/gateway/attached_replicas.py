@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from stoker.arena import Arena
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.rows.cache import CachedExchange
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.text_exchange import CachedTextExchange, TextExchange
+from stoker.wire.texts import Tokenizing
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica
+    from stoker.deployment import Deployment
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.service import Service
@@ -46,6 +49,8 @@ class AttachedReplicas:
         self._on_outgrown = on_outgrown
         self._sequences: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
         """The replicas of models with state."""
+        self._tokenizers: WeakKeyDictionary[Service, tuple[object, asyncio.Future[Tokenizing]]]
+        self._tokenizers = WeakKeyDictionary()
 
     def has_state(self, service: Service) -> bool:
         """Whether a service's model keeps state between the requests of a sequence."""
@@ -102,17 +107,17 @@ class AttachedReplicas:
             arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
             kind: Callable[..., ArenaExchange] = ArenaExchange
             deployment = service.facts.deployment
-            text = (
-                deployment.text if deployment is not None and replica.signature.callers is not None else None
-            )
+            text = None
+            if deployment is not None and replica.signature.callers is not None:
+                text = self._tokenizer(service, deployment)
             if replica.signature.sequences:
                 replicas = self._sequences.setdefault(service, SequenceReplicas(replica.places))
                 kind = partial(SequenceExchange, replicas=replicas, place=replica.place)
             elif service.replicas.cache is not None:
-                cached = CachedExchange if text is None else partial(CachedTextExchange, text=text)
+                cached = CachedExchange if text is None else partial(CachedTextExchange, tokenizing=text)
                 kind = partial(cached, cache=service.replicas.cache, metrics=service.metrics)
             elif text is not None:
-                kind = partial(TextExchange, text=text)
+                kind = partial(TextExchange, tokenizing=text)
             return kind(
                 arena,
                 doorbell,
@@ -126,6 +131,14 @@ class AttachedReplicas:
             raise
         finally:
             os.close(arena_fd)
+
+    def _tokenizer(self, service: Service, deployment: Deployment) -> asyncio.Future[Tokenizing]:
+        """Return the tokenizer of a service, for all of its replicas while the files of the model are the same."""
+        key, known = deployment.file_key(), self._tokenizers.get(service)
+        if known is None or known[0] != key or (known[1].done() and known[1].exception() is not None):
+            loading = asyncio.ensure_future(run_in_thread(Tokenizing, deployment.text))
+            known = self._tokenizers[service] = (key, loading)
+        return known[1]
 
     def _on_lost(self, service: Service, generation: int, exchange: Exchange) -> None:
         service.detach(exchange)

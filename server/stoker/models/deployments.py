@@ -435,9 +435,4 @@ def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
         if registered is not None:
             logger.warning("%s takes no images, only numbers: %s", source.name, missing)
         return None
-    image = read_image_input(registered) if model.image is None and registered is not None else model.image
-    if image is not None and image.decoding == "fast" and find_spec("simplejpeg") is None:
-        raise InvalidSettings(
-            f"{source.name}: decoding: fast needs simplejpeg, which is not installed; {how_to_install('images')}"
-        )
-    return image
+    return read_image_input(registered) if model.image is None and registered is not None else model.image

@@ -113,6 +113,7 @@ class CapturedBatch:
     ) -> None:
         self.computed_ns = 0
         self.failure: Exception | None = None
+        self._is_done = False
         self._cuda = cuda
         self._set = batch_set
         self._size = size
@@ -120,18 +121,19 @@ class CapturedBatch:
 
     def is_done(self) -> bool:
         """See `BatchInFlight`."""
-        if self.failure is not None:
-            return True
-        try:
-            return self._cuda.has_passed(self._set.done)
-        except Exception:  # noqa: BLE001  # `result` raises it
-            return True
+        if self.failure is None and not self._is_done:
+            try:
+                self._is_done = self._cuda.has_passed(self._set.done)
+            except Exception:  # noqa: BLE001  # `result` raises it
+                return True
+        return self._is_done or self.failure is not None
 
     def result(self) -> Sequence[np.ndarray]:
         """See `BatchInFlight`."""
         if self.failure is not None:
             raise self.failure
-        self._cuda.wait_for(self._set.done)
+        if not self._is_done:
+            self._cuda.wait_for(self._set.done)
         self.computed_ns = self._cuda.elapsed_ns(self._set.started, self._set.computed)
         return [staged.host[: self._size] for staged in self._set.outputs]
 

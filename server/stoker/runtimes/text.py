@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Final
@@ -27,7 +27,7 @@ from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.token_batches import TokenCosts, padded_lengths
 from stoker.runtimes.token_feeds import TokenFeeds
-from stoker.samples.sample import find_sample_feeds
+from stoker.samples.text_sample import find_text_sample
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec, check_batch
 from stoker.wire.texts import SEGMENT_BITS, TEXT, Tokenizing, UnusableTokenizer, text_tensors
 
@@ -70,9 +70,7 @@ def text_runtime(
         feeds.pad_id = tokenizing.pad_id
         if 0 < feeds.fixed_tokens < text.max_tokens:
             raise LoadFailed(f"its rows have {feeds.fixed_tokens} tokens: set max_tokens to that")  # noqa: TRY301
-        sample = find_sample_feeds(deployment, text_tensors(()).inputs)
-        assert sample is not None, "there are always texts"
-        rows = sample.feeds[TEXT]
+        rows, _ = find_text_sample(deployment, text)
         outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
         _check_largest_id(run, feeds, tokenizing.find_largest_id())
     except UnusableTokenizer:
@@ -82,27 +80,23 @@ def text_runtime(
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
         logger.info("%s takes no texts, only numbers: %s", deployment.name, error)
         return None
-    infos = tuple(
-        TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs
-    )
-    signature = Signature(
-        (TensorSpec(TEXT, "int32", (1 + text.max_tokens,)),), outputs, callers=text_tensors(infos)
-    )
-    most, fixed, key = text.max_tokens, feeds.fixed_tokens, deployment.file_key()
+    infos = [TensorInfo(spec.name, spec.dtype, (-1, *spec.shape), labels=spec.labels) for spec in outputs]
+    row = TensorSpec(TEXT, "int32", (1 + text.max_tokens,))
+    signature = Signature((row,), outputs, callers=text_tensors(infos))
+    most, key = feeds.fixed_tokens or text.max_tokens, deployment.file_key()
     isolation, costs = _findings.get(key) or (None, None)
     if isolation is None:
         # Rows of one length, so that only what is beside a row can change its answer.
-        size = fixed or min(most, int(padded_lengths(rows[:, 0].max() + 1)))
+        size = feeds.fixed_tokens or min(most, int(padded_lengths(rows[:, 0].max() + 1)))
         padded = TextRuntime(run, feeds, signature, TokenCosts(0, 1, 1 << 30, size, size))
-        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, 1 + most)),), infos, batched=True)
+        takes = ModelTensors((TensorInfo(TEXT, "int32", (-1, *row.shape)),), tuple(infos), batched=True)
         isolation = decide_batching(deployment, padded.run_rows, takes, read, {TEXT: rows}, computed_in)
-        if isolation.batched and not fixed:
+        if isolation.batched and not feeds.fixed_tokens:
             alone = TextRuntime(run, feeds, signature)
             isolation = _with_padding(isolation, padded, alone, rows, _REDUCED.get(computed_in or "", _BOUND))
-        if isolation.batched or fixed:
-            costs = _measure(
-                run, feeds, rows, fixed or most, deployment.max_batch_rows if isolation.batched else 1
-            )
+        if isolation.batched or feeds.fixed_tokens:
+            most_rows = deployment.max_batch_rows if isolation.batched else 1
+            costs = _measure(run, feeds, rows, most, most_rows)
         logger.info("%s: its texts are %s", deployment.name, isolation)
         _findings.keep(key, (isolation, costs))
     return TextRuntime(run, feeds, dataclasses.replace(signature, isolation=isolation), costs)
@@ -124,16 +118,11 @@ class TextRuntime:
     choice = ""
 
     def __init__(
-        self,
-        run: Run,
-        feeds: TokenFeeds,
-        signature: Signature,
-        costs: TokenCosts | None = None,
+        self, run: Run, feeds: TokenFeeds, signature: Signature, costs: TokenCosts | None = None
     ) -> None:
         """Wrap `run`, which each fork calls from a thread of its own."""
-        self.signature = signature
+        self.signature, self.costs = signature, costs
         self.monitor = BatchMonitor()
-        self.costs = costs
         self._model, self._feeds = run, feeds
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> list[np.ndarray]:
@@ -147,7 +136,9 @@ class TextRuntime:
             raise ValueError("a row has more tokens than fit")
         specs = self.signature.outputs
         outputs = {spec.name: np.zeros((len(rows), *spec.shape), spec.dtype) for spec in specs}
-        for places, tokens in self._parts(rows[:, 0]):
+        lengths = rows[:, 0]
+        alone = (([place], int(lengths[place])) for place in np.flatnonzero(lengths).tolist())
+        for places, tokens in alone if self.costs is None else self.costs.divide(lengths):
             feeds = self._feeds.feeds(rows[places], tokens)
             results = self._model(feeds)
             found = {spec.name: check_batch(spec, results[spec.name], len(places)) for spec in specs}
@@ -167,14 +158,6 @@ class TextRuntime:
         fork = copy(self)
         fork.monitor = BatchMonitor()
         return fork
-
-    def _parts(self, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the places of rows that run together, and their length with padding."""
-        if self.costs is not None:
-            yield from self.costs.divide(lengths)
-        else:
-            for place in lengths.nonzero()[0].tolist():
-                yield np.array([place]), int(lengths[place])
 
 
 def _outputs_of_rows(

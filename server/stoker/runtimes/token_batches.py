@@ -18,7 +18,7 @@ _LIMITS: Final = np.array((64, 128, 512, 1024))
 _STEPS: Final = np.array((4, 8, 16, 32, 128))
 """Lengths up to a limit are multiples of the step at its place: a device prepares for each shape that it meets."""
 _BATCH_NS: Final = 1e5
-"""What a batch costs besides its parts."""
+"""The cost of a batch besides its parts."""
 
 
 def padded_lengths(tokens: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class TokenCosts:
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens with padding of rows with these numbers of tokens."""
-        return np.clip(padded_lengths(lengths), self.shortest, self.longest)
+        return padded_lengths(lengths).clip(self.shortest, self.longest)
 
     def choose_alike(self, lengths: np.ndarray, most_rows: int, first: int = 0) -> tuple[np.ndarray, int]:
         """Choose up to so many rows, the row at `first` among them, that run best together.
@@ -69,7 +69,7 @@ class TokenCosts:
         stops = ends[ends > at, None]
         starts = np.minimum(at, np.maximum(begins[begins <= at], stops - most_rows))
         stops = np.minimum(stops, starts + most_rows)
-        # What they take, against what they would take in full batches of rows of their lengths.
+        # Their time, against their share of full batches of rows of their lengths.
         full = np.full(len(ranked), most_rows)
         worth_ns = np.append(0, (self._batch_ns(full, ranked) / full).cumsum())
         worth = (worth_ns[stops] - worth_ns[starts]) / self._batch_ns(stops - starts, ranked[stops - 1])
@@ -106,4 +106,5 @@ class TokenCosts:
     def part_ns(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return how long parts of so many rows take, each with so many tokens."""
         parts = -(-rows // np.maximum(1, self.most_tokens // np.maximum(1, tokens)))
-        return parts * self.start_ns + rows * tokens * self.token_ns
+        part_ns: np.ndarray = parts * self.start_ns + rows * tokens * self.token_ns
+        return part_ns

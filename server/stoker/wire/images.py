@@ -31,6 +31,7 @@ from stoker.tensors import Signature, TensorSpec
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
 from stoker.wire.jpegs import decode_jpeg, jpeg_library
 from stoker.wire.json_bodies import parse_document
+from stoker.wire.resizing import resize_image, resize_pixels
 from stoker.wire.scoring import decode_document
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class PixelValues:
         self._flat = self._table.ravel()
         channels_differ = bool((self._table != self._table[0]).any())
         self._starts = np.arange(image.channels, dtype=np.uint16) * 256 if channels_differ else None
+        self._keeps_levels = spec.dtype == "uint8" and bool((self._table == np.arange(256)).all())
 
     def put(self, pixels: np.ndarray, row: np.ndarray) -> None:
         """Write an image, uint8 `[height, width]` or `[height, width, channels]`, into a contiguous row."""
@@ -70,6 +72,9 @@ class PixelValues:
             planes = row.reshape(channels, height, width)
             for channel in range(channels):
                 self._table[channel].take(pixels[:, :, channel], out=planes[channel], mode="clip")
+            return
+        if self._keeps_levels:
+            np.copyto(row.reshape(pixels.shape), pixels)
             return
         levels = pixels if self._starts is None else pixels + self._starts
         self._flat.take(levels, out=row.reshape(pixels.shape), mode="clip")
@@ -231,7 +236,8 @@ class ImageReader:
         self._max_images = max(1, max_rows_bytes // max(1, self._spec.row_bytes))
         self._size = (image.width, image.height)
         self.row_pixels = image.width * image.height
-        self._decoding = image.decoding
+        side = _REDUCING_GAP * max(self._size)
+        self._least = self._size if image.decoding == "fast" else (side, side)
         self._mode = "L" if image.channels == 1 else "RGB"
         self._values = PixelValues(image, self._spec, image_layout(image, signature))
         _pillow()
@@ -328,35 +334,30 @@ class ImageReader:
 
     def _pixels(self, file: ImageFile) -> np.ndarray:
         """Return an image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
-        from PIL.Image import Resampling
-
         image = self._decoded(file)
         if isinstance(image, np.ndarray):
-            return image
+            if (image.ndim == 2) == (self._mode == "L"):
+                return resize_pixels(_turn(image, file.orientation), self._size)
+            image = _pillow().fromarray(image)
         # One name, so that each step frees the image of the one before.
         image = _upright(image, file.orientation)
         image = _flatten(image, self._mode)
         if image.size != self._size:
-            image = image.resize(self._size, Resampling.BILINEAR)
+            image = resize_image(image, self._size)
         return np.asarray(image)
 
     def _decoded(self, file: ImageFile) -> Image | np.ndarray:
-        """Return an image as its file has it, or smaller; an array if nothing is left to be done."""
-        content = file.bare()
-        side = _REDUCING_GAP * max(self._size)
-        if file.kind == "JPEG":
-            width, height = reversed(self._size) if file.orientation in _TRANSPOSED else self._size
-            least = (height, width) if self._decoding == "fast" else (side, side)
-            pixels = decode_jpeg(content, (file.height, file.width), least, self._decoding)
-            if pixels is not None:
-                is_done = file.orientation not in range(2, 9) and pixels.shape[1::-1] == self._size
-                has_mode = (pixels.ndim == 2) == (self._mode == "L")
-                return pixels if is_done and has_mode else _pillow().fromarray(pixels)
+        """Return an image as its file has it, or smaller."""
+        content, size = file.bare(), (file.width, file.height)
+        least = self._least[::-1] if file.orientation in _TRANSPOSED else self._least
+        pixels = decode_jpeg(content, size, least) if file.kind == "JPEG" else None
+        if pixels is not None:
+            return pixels
         image: Image = _pillow().open(BytesIO(content), formats=[file.kind])
-        if image.size != (file.width, file.height):
+        if image.size != size:
             raise ValueError("the decoder reads another size than was checked")
         if file.kind == "JPEG":
-            image.draft(None, (side, side))
+            image.draft(None, least)
         return image
 
 
@@ -395,6 +396,13 @@ def _pillow() -> Any:
     # Stoker checks its own limit before decoding; Pillow's would only warn.
     Image.MAX_IMAGE_PIXELS = None
     return Image
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn a photo as its Exif orientation says; numpy would copy pixel by pixel."""
+    if orientation == 1:
+        return pixels
+    return np.asarray(_upright(_pillow().fromarray(pixels), orientation))
 
 
 def _upright(image: Image, orientation: int) -> Image:

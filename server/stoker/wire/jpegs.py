@@ -13,43 +13,39 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.settings.image_input import Decoding
-
+# Other eighths are slower than all pixels: libjpeg-turbo has no SIMD for them.
 _SCALES: Final = (8, 4, 2)
 _COLOURS: Final[Mapping[str, str]] = {"YCbCr": "RGB", "Gray": "GRAY"}
 
 
-def decode_jpeg(
-    content: bytes, size: tuple[int, int], least: tuple[int, int], decoding: Decoding
-) -> np.ndarray | None:
+def decode_jpeg(content: bytes, size: tuple[int, int], least: tuple[int, int]) -> np.ndarray | None:
     """Return the pixels of a file, uint8 `[height, width]` or `[height, width, 3]`; None if Pillow has to read it.
 
+    They are as many as the file has, or one half, quarter or eighth on each side, as Pillow's `draft` chooses.
+
     Args:
-        size: Height and width in its header.
-        least: Height and width that are needed.
-        decoding: `fast` decodes at the smallest scale, of eighths, that gives as many pixels as needed; `precise` at
-            one half, quarter or eighth, as Pillow's `draft` does.
+        size: Width and height in its header.
+        least: Width and height that are needed.
     """
     library = jpeg_library()
     if library is None:
         return None
-    height, width = least if decoding == "fast" else _drafted(size, least)
+    times = min(size[0] // least[0], size[1] // least[1])
+    scale = next((scale for scale in _SCALES if times >= scale), 1)
     try:
-        *found, colours, _ = library.decode_jpeg_header(content)
-        if tuple(found) != size or colours not in _COLOURS:
+        height, width, colours, _ = library.decode_jpeg_header(content)
+        if (width, height) != size or colours not in _COLOURS:
             return None
         pixels: np.ndarray = library.decode_jpeg(
-            content, _COLOURS[colours], min_height=height, min_width=width, strict=True
+            content,
+            _COLOURS[colours],
+            min_height=-(-height // scale),
+            min_width=-(-width // scale),
+            strict=True,
         )
     except ValueError:
         return None
     return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-
-
-def _drafted(size: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
-    times = min(size[0] // least[0], size[1] // least[1])
-    scale = next((scale for scale in _SCALES if times >= scale), 1)
-    return -(-size[0] // scale), -(-size[1] // scale)
 
 
 @cache

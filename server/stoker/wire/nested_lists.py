@@ -131,7 +131,7 @@ def pattern(shape: Sequence[int]) -> bytes:
 
 
 SWITCH: Final = "STOKER_NATIVE"
-"""An environment variable: `0` turns the native reader off, to compare with and without it."""
+"""An environment variable: `0` turns stoker-native off, to compare with and without it."""
 
 
 def _find() -> Callable[..., bytes | None] | None:

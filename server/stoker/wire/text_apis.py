@@ -47,7 +47,7 @@ def decode_rerank(body: bytes) -> TextRequest:
     document, model = _read(body)
     query, given, top = document.get("query"), document.get("documents"), _count(document, "top_n")
     listed = given if isinstance(given, list) else []
-    texts = [one.get("text") if isinstance(one, dict) else one for one in listed]
+    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in listed]
     encoded = _texts(texts and [query, *texts], '"query" must be a text, and "documents" a list of texts')
     pairs = np.stack((encoded[:1].repeat(len(texts)), encoded[1:]), axis=1)
     returned = texts if document.get("return_documents") else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker_cluster.objects.model_volumes import claim_of
+from stoker_cluster.objects.volumes import claim_of
 from stoker_cluster.plan import ClusterPlan
 
 

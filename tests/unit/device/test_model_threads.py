@@ -368,8 +368,12 @@ def test_sizes_are_added_while_serving_only_where_no_other_model_is_served(
     let_load_find(monkeypatch, runtime)
     with threads_of(MODEL, is_alone=is_alone) as (model, _):
         model.start(GPU)
-        assert isinstance(model.worker, PipelinedWorker)
-        assert (model.worker._watch is not None) == is_alone
+        worker = model.worker
+        assert isinstance(worker, PipelinedWorker)
+        assert (worker._later is not None) == is_alone
+        assert tuple(runtime.sizes) == ((1,) if is_alone else (1, 2, 4, 8))
+        assert worker.cap.rows == (1 if is_alone else 8)
+        assert worker._watch is None
 
 
 def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_unload_that_fails_ends_its_process(
 
 
 @pytest.mark.parametrize("name", ["set_result", "set_exception"])
-def test_load_whose_end_cannot_be_told_ends_its_process(
+def test_process_ends_if_the_end_of_a_load_cannot_be_reported(
     name: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process would wait for it forever."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,13 @@ from tests.puppets import ROWS, metric_memory, puppet_service
 
 from stoker.arena import Arena
 from stoker.control.frontend_messages import AttachReplica
+from stoker.errors import LoadFailed
+from stoker.gateway import attached_replicas
 from stoker.gateway.attached_replicas import AttachedReplicas
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.model_directory import ModelDirectory
+from stoker.tensors import Signature, TensorSpec
+from stoker.wire.texts import text_tensors
 
 
 class Stage:
@@ -36,12 +43,12 @@ class Stage:
         self.replicas = AttachedReplicas(gateway, lambda *outgrown: self.outgrown.append(outgrown))
         self.ends: list[socket.socket] = []
 
-    def attach(self, generation: int, rows: int = 4) -> None:
+    def attach(self, generation: int, rows: int = 4, signature: Signature = ROWS) -> None:
         """Attach a replica, and keep the device's end of its doorbell."""
         near, far = socket.socketpair()
         self.ends.append(far)
-        replica = AttachReplica(0, generation, ROWS, rows)
-        self.replicas.attach(self.service, replica, Arena.create(ROWS, rows), near.detach())
+        replica = AttachReplica(0, generation, signature, rows)
+        self.replicas.attach(self.service, replica, Arena.create(signature, rows), near.detach())
 
 
 def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
@@ -87,6 +94,36 @@ def test_attach_of_the_same_generation_replaces_its_exchange() -> None:
         assert stage.replicas.exchanges == {1: new}
         assert new.arena.capacity == 8
         old.close()
+
+    play(scene)
+
+
+def test_replicas_of_a_service_share_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded once; again if the files of the model are others, or if the load failed."""
+    loads: list[str] = []
+
+    def load(text: str) -> str:
+        loads.append(text)
+        if text == "broken":
+            raise LoadFailed("no tokenizer")
+        return text
+
+    monkeypatch.setattr(attached_replicas, "Tokenizing", load)
+    signature = dataclasses.replace(
+        ROWS, inputs=(TensorSpec("text", "int32", (9,)),), callers=text_tensors(())
+    )
+
+    async def scene(stage: Stage) -> None:
+        found: Any = SimpleNamespace(text="broken", file_key=lambda: 1)
+        stage.service.facts = dataclasses.replace(stage.service.facts, deployment=found)
+        for generation, (text, key) in enumerate((("broken", 1), ("a", 1), ("a", 1), ("a", 2))):
+            found.text, found.file_key = text, lambda key=key: key
+            stage.attach(generation, signature=signature)
+            exchange: Any = stage.replicas.exchanges[generation]
+            await asyncio.wait((exchange._tokenizing,))
+        assert loads == ["broken", "a", "a"]
+        first, second, third = (stage.replicas.exchanges[place] for place in (1, 2, 3))
+        assert first._tokenizing is second._tokenizing is not third._tokenizing  # type: ignore[attr-defined]
 
     play(scene)
 

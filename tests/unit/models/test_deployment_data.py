@@ -47,18 +47,6 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(deployments, "find_spec", lambda name: None if name == package else find(name))
 
 
-def test_fast_decoding_needs_simplejpeg(
-    workspace: Workspace, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pillow would decode other pixels, so there is no fallback; `precise` does not need the package."""
-    without(monkeypatch, "simplejpeg")
-    precise = ModelSettings(path=script, image=ImageInput(8, 8))
-    assert deployed(workspace, precise).image == ImageInput(8, 8)
-    fast = ModelSettings(path=script, image=ImageInput(8, 8, decoding="fast"))
-    with pytest.raises(InvalidSettings, match="decoding: fast needs simplejpeg, which is not installed"):
-        deployed(workspace, fast)
-
-
 def test_a_registered_image_input_is_served_unless_the_settings_say_another(
     workspace: Workspace, script: Path
 ) -> None:

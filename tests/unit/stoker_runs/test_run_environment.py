@@ -5,6 +5,7 @@ import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,6 +56,28 @@ def test_a_python_that_is_nowhere_is_fetched_or_refused(tmp_path: Path) -> None:
     assert fetched.version == (3, 19, 1)
     with pytest.raises(EnvironmentUnusable, match=r"asks for Python 3\.19, .*runs need Python 3\.6 or newer"):
         choose_run_interpreter(newest, only(), lambda minor: None)
+
+
+@pytest.mark.parametrize(
+    ("python", "minor", "noted"),
+    [
+        ("", 9, False),
+        ("=3.11", 11, False),
+        (">=3.10", 12, False),
+        ("=3.7", 9, True),
+        ("=3.5.2", 9, True),
+        ("=2.7", 9, True),
+    ],
+)
+def test_a_python_of_another_machine_is_chosen(tmp_path: Path, python: str, minor: int, noted: bool) -> None:
+    """That of the agent if it fits, else the newest that does, else the nearest newer one with a note."""
+    there, where = only(9, 11, 12), "on that machine"
+    found, note = choose_run_interpreter(specification(tmp_path, python), there, this=there(9), where=where)
+    assert (found.version[1], where in note or "3.6 or newer" in note) == (minor, noted)
+    with pytest.raises(NoPython, match="on that machine"):
+        choose_run_interpreter(
+            specification(tmp_path, "=3.14"), there, lambda _: None, this=there(9), where=where
+        )
 
 
 @pytest.mark.parametrize("python", ["=3.5.2", "=2.7", "==3.5", "<3.6"])
@@ -147,12 +170,12 @@ def test_tensorflow_1_without_its_python_names_how_to_accept_todays(
     with pytest.raises(NoPython, match=r"tensorflow\.compat\.v1 .* with --environment relaxed") as caught:
         choose_run_interpreter(requested, only(8, 9), lambda minor: None)
     assert words in str(caught.value)
-    wanted = dated.candidates(
-        requested, RequestedEnvironment("exact"), "", lambda _: None, can_date=lambda: True
-    )
-    next(wanted)
+    tries = Mock(side_effect=caught.value)
     with pytest.raises(NoPython):
-        wanted.send(caught.value)
+        dated.build_first(
+            requested, RequestedEnvironment("exact"), "", lambda _: None, tries, can_date=lambda: True
+        )
+    assert tries.call_count == 1
 
 
 @pytest.mark.parametrize(

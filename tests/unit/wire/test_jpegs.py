@@ -1,4 +1,4 @@
-"""JPEGs by libjpeg-turbo itself: Pillow's rows, bit for bit, or near them in fast mode."""
+"""JPEGs by libjpeg-turbo itself: Pillow's rows, bit for bit, in fast mode too."""
 
 from __future__ import annotations
 
@@ -93,21 +93,30 @@ def test_large_photos_are_reduced_as_by_pillow(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
     """To one half, a quarter or an eighth, while they are decoded."""
-    image, body = ImageInput(33, 49), jpeg(size[1], size[0])
-    np.testing.assert_array_equal(rows(image, body), by_pillow(image, body, monkeypatch))
+    body = jpeg(size[1], size[0])
+    for image in (ImageInput(33, 49), ImageInput(150, 210, decoding="fast")):
+        np.testing.assert_array_equal(rows(image, body), by_pillow(image, body, monkeypatch))
 
 
-def test_the_fast_way_decodes_no_more_than_is_needed() -> None:
-    """At eighths of the size; the numbers differ little from those of all pixels."""
-    body = jpeg(500, 375)
-    pixels = decode_jpeg(body, (375, 500), (224, 224), "fast")
+@pytest.mark.parametrize(
+    ("size", "decoded"),
+    [((449, 447), (449, 447)), ((448, 600), (224, 300)), ((1000, 900), (250, 225))],
+    ids=str,
+)
+def test_fast_decoding_halves_while_enough_pixels_are_left(
+    size: tuple[int, int], decoded: tuple[int, int]
+) -> None:
+    """At one half, a quarter or an eighth; the numbers differ little from those of all pixels."""
+    body = jpeg(*size)
+    pixels = decode_jpeg(body, size, (224, 224))
     assert pixels is not None
-    assert pixels.shape == (235, 313, 3)
+    assert pixels.shape == (*decoded[::-1], 3)
     precise, fast = (
         rows(read_image_input(f"size=224x224,decoding={word}"), body).astype(int)
         for word in ("precise", "fast")
     )
-    assert 0 < np.abs(fast - precise).mean() < 2
+    assert (np.abs(fast - precise).mean() > 0) == (decoded != size)
+    assert np.abs(fast - precise).mean() < 2
 
 
 def test_the_fast_way_minds_how_photos_are_turned() -> None:
@@ -118,7 +127,7 @@ def test_the_fast_way_minds_how_photos_are_turned() -> None:
 
 def test_small_images_are_not_enlarged_by_the_decoder() -> None:
     """Pillow does that, as ever."""
-    pixels = decode_jpeg(jpeg(20, 10), (10, 20), (224, 224), "fast")
+    pixels = decode_jpeg(jpeg(20, 10), (20, 10), (224, 224))
     assert pixels is not None
     assert pixels.shape == (10, 20, 3)
 
@@ -144,4 +153,4 @@ def test_cut_jpeg_is_refused_and_damaged_one_read_as_by_pillow(
 
 def test_another_size_than_was_checked_is_left_to_pillow() -> None:
     """Pillow then refuses it."""
-    assert decode_jpeg(jpeg(), (45, 60), (45, 60), "precise") is None
+    assert decode_jpeg(jpeg(), (60, 45), (60, 45)) is None

@@ -135,6 +135,22 @@ def _notes(values: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
         yield "enable_app_insights is a PodMonitor, which Prometheus' operator brings; without it: --no-pod-monitor"
 
 
+def model_alone(plan: Plan, models: Sequence[Registered]) -> Registered:
+    """Return the model that is served without a script.
+
+    Raises:
+        InvalidSettings: There are others, or it cannot be.
+    """
+    if len(models) == 1 and models[0].framework in SERVED_ALONE:
+        return models[0]
+    shown = ", ".join(f"{model.name}:{model.version} ({model.framework})" for model in models)
+    raise InvalidSettings(
+        f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel, model of MLflow or of "
+        f"scikit-learn, or entry script can be deployed, not {shown or 'none'}; pickles are registered with "
+        "model_framework=Model.Framework.SCIKITLEARN"
+    )
+
+
 _REGISTERED: Final = "azureml-models"
 _GRAPH: Final = "model.onnx"
 
@@ -159,12 +175,7 @@ def write_pod_files(
         else:
             copy_model(model, place)
     if plan.inference is None:
-        if len(models) != 1 or models[0].framework not in SERVED_ALONE:
-            raise InvalidSettings(
-                f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel, model of MLflow or of "
-                "scikit-learn, or entry script can be deployed"
-            )
-        (model,) = models
+        model = model_alone(plan, models)
         path = inside / _REGISTERED / model.name / str(model.version) / model.entry
         return {"path": str(path), "name": plan.name}
     script = Path(plan.inference["entryScript"])

@@ -22,7 +22,6 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployments import environment_of, resolve
-from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
@@ -196,7 +195,10 @@ def _prepare(workspace: Workspace, folder: Path, plan: Plan, port: int) -> _Prep
 def _model(workspace: Workspace, folder: Path, plan: Plan) -> tuple[ModelSettings, tuple[str, ...]]:
     """Return the settings of the model and notes for the user."""
     if plan.inference is None:
-        return _model_alone(workspace, plan), ()
+        named = dict.fromkeys(plan.models)
+        models = [Repository(workspace.models_dir).resolve(reference) for reference in named]
+        cluster_deploying.model_alone(plan, models)
+        return ModelSettings(registered=plan.models[0], name=plan.name), ()
     file = folder / "inferenceconfig.json"
     file.write_text(json.dumps(plan.inference, indent=2) + "\n", encoding="utf-8")
     inference = InferenceConfig.from_file(file)
@@ -207,21 +209,6 @@ def _model(workspace: Workspace, folder: Path, plan: Plan) -> tuple[ModelSetting
         environment = model.environment.rename(folder / f"{name}.yml")
         model = dataclasses.replace(model, environment=environment)
     return dataclasses.replace(model, name=plan.name, uses=plan.models or None), inference.notes
-
-
-def _model_alone(workspace: Workspace, plan: Plan) -> ModelSettings:
-    """Return the settings of a model that is served without a script."""
-    frameworks = {
-        reference: Repository(workspace.models_dir).resolve(reference).framework for reference in plan.models
-    }
-    if len(frameworks) != 1 or not SERVED_ALONE.issuperset(frameworks.values()):
-        shown = ", ".join(f"{reference} ({framework})" for reference, framework in frameworks.items())
-        raise InvalidSettings(
-            f"{plan.name}: without an inference_config exactly one ONNX model, SavedModel, model of MLflow or of "
-            f"scikit-learn, or entry script can be deployed, not {shown or 'none'}; pickles are registered with "
-            "model_framework=Model.Framework.SCIKITLEARN"
-        )
-    return ModelSettings(registered=plan.models[0], name=plan.name)
 
 
 def _as_yaml(model: ModelSettings) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +22,7 @@ from stoker.system.durable import private_folder
 from stoker_base.trees import remove_tree
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError, ClusterRefusal
-from stoker_run.json_files import read_json, replace_json
-from stoker_run.worker import CURRENT, LOST
+from stoker_run.worker import CURRENT
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target
@@ -42,7 +40,6 @@ from stoker_runs.targets.shared_workspace import (
 
 _CHECK_S: Final = 300.0
 """How long the pod of a check may take, whose image has to be pulled."""
-_LOOK_S: Final = 0.5
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 _EXISTS: Final = 409
 _FAULT: Final = 500
@@ -107,15 +104,16 @@ class KubernetesEngine(SharedWorkspaceEngine):
         )
 
     def _wait_for_facts(self, name: str, folder: Path) -> dict[str, Any]:
-        until_s, state = time.monotonic() + _CHECK_S, None
-        while time.monotonic() < until_s:
-            facts = read_json(folder / "worker.json")
-            if isinstance(facts, dict):
-                return facts
+        state: JobState | None = None
+
+        def find_failure() -> EngineFailure | None:
+            nonlocal state
             state = self._state(name)
-            if state is None or state.is_over:
-                raise self._unseen(name, state)
-            time.sleep(_LOOK_S)
+            return self._unseen(name, state) if state is None or state.is_over else None
+
+        facts = self.wait_for_facts(folder, _CHECK_S, find_failure)
+        if facts is not None:
+            return facts
         raise EngineFailure(
             FailureCode.TARGET_UNUSABLE,
             f"a pod has not begun after {_CHECK_S:g} s: {state.reason if state else 'it is gone'}",
@@ -151,7 +149,7 @@ class KubernetesEngine(SharedWorkspaceEngine):
             except Unreachable:
                 # `observe` finds that it is absent still.
                 return
-            if state is not None and state.is_over and self._take_back(job):
+            if state is not None and state.is_over and self.take_back(job):
                 raise self._unseen(name, state)
 
     @staticmethod
@@ -214,16 +212,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
             return AttemptState(Presence.GONE, f"{reason}; its Job is gone")
         return AttemptState(Presence.UNREACHABLE, reason)
 
-    def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop, which the agent reads; an attempt that waits for a pod is taken back."""
-        super().stop(job, grace_s, reason)
-        if (job.place / "agent.json").exists():
-            return
-        with as_failure("the attempt cannot be taken back"):
-            if self._take_back(job):
-                replace_json(job.place / LOST, {"reason": reason})
-                self._delete(_name(job))
-
     def clean(self, job: Job) -> None:
         """Delete the Job of the attempt, and its working directory."""
         if not job.place.is_dir():
@@ -232,9 +220,14 @@ class KubernetesEngine(SharedWorkspaceEngine):
         remove_tree(self.worker_folder(job), ignore_errors=True)
         super().clean(job)
 
-    def _take_back(self, job: Job) -> bool:
+    def take_back(self, job: Job) -> bool:
+        """Take an attempt back that waits for a pod."""
         folder = self.worker_folder(job)
         return take_back(job, folder / "next", lambda: folder if (folder / CURRENT).exists() else None)
+
+    def forget_worker(self, job: Job) -> None:
+        """Delete the Job of an attempt that was taken back."""
+        self._delete(_name(job))
 
     def worker_folder(self, job: Job) -> Path:
         """The folder of the worker of an attempt."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,8 @@ from stoker.system.durable import private_folder
 from stoker.system.wording import format_count
 from stoker_base.trees import remove_tree
 from stoker_run.gang import has_ended
-from stoker_run.json_files import read_json, replace_json
-from stoker_run.worker import CURRENT, LOST
+from stoker_run.json_files import read_json
+from stoker_run.worker import CURRENT
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target, read_secrets
@@ -138,15 +137,14 @@ class RayEngine(SharedWorkspaceEngine):
     def _facts(self, job: str, folder: Path) -> Mapping[str, Any]:
         with as_failure("the workspace cannot be written to"):
             self._cluster.submit(job, self._command(_work(folder, folder, _CHECK_IDLE_S)), 0, 0)
-        until_s = time.monotonic() + _CHECK_S
-        while time.monotonic() < until_s:
-            facts = read_json(folder / "worker.json")
-            if isinstance(facts, dict):
-                return facts
+
+        def find_failure() -> EngineFailure | None:
             status = self._cluster.status(job)
-            if status is not None and status.is_over and not (folder / "worker.json").exists():
-                raise self._unseen(job, status)
-            time.sleep(0.1)
+            return self._unseen(job, status) if status is not None and status.is_over else None
+
+        facts = self.wait_for_facts(folder, _CHECK_S, find_failure)
+        if facts is not None:
+            return facts
         raise EngineFailure(
             FailureCode.TARGET_UNUSABLE,
             f"a job of the Ray cluster at {self._cluster.address} has not begun after {_CHECK_S:g} s",
@@ -231,7 +229,7 @@ class RayEngine(SharedWorkspaceEngine):
             return
         if status is not None and not has_begun and worker.name.startswith(_prefix(job)):
             self._lost_workers += 1
-            if (status.exit_status or self._lost_workers >= _TRIES) and self._take_back(job):
+            if (status.exit_status or self._lost_workers >= _TRIES) and self.take_back(job):
                 failure = self._unseen(worker.name, status)
                 _forget_worker(worker)
                 raise failure
@@ -275,7 +273,8 @@ class RayEngine(SharedWorkspaceEngine):
         record = job.record
         return self._pool(job).folder / f"{record.created_ms:015d}.{record.id}.{job.attempt}.next"
 
-    def _take_back(self, job: Job) -> bool:
+    def take_back(self, job: Job) -> bool:
+        """Take an attempt out of the queue."""
         return take_back(job, self._entry(job), lambda: self._pool(job).worker_of(job))
 
     def observe_waiting(self, job: Job) -> AttemptState:
@@ -325,16 +324,6 @@ class RayEngine(SharedWorkspaceEngine):
                 return AttemptState(Presence.GONE, reason)
         return AttemptState(Presence.UNREACHABLE, reason)
 
-    def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop, which the agent reads; an attempt that waits is taken out of the queue."""
-        super().stop(job, grace_s, reason)
-        if (job.place / "agent.json").exists():
-            return
-        with as_failure("the attempt cannot be taken back"):
-            if self._take_back(job):
-                replace_json(job.place / LOST, {"reason": reason})
-                self._end_surplus(job)
-
     def clean(self, job: Job) -> None:
         """Have Ray end the worker of an attempt that is lost, and remove the attempt's working directory."""
         if not job.place.is_dir():
@@ -342,7 +331,7 @@ class RayEngine(SharedWorkspaceEngine):
         pool = self._pool(job)
         with as_failure("what is left of the run cannot be removed"):
             # A worker that has reported the end has another attempt by now.
-            is_over = all(map(has_ended, places_of(job))) or self._take_back(job)
+            is_over = all(map(has_ended, places_of(job))) or self.take_back(job)
             worker = None if is_over else pool.worker_of(job)
             if worker is not None:
                 with contextlib.suppress(EngineFailure):
@@ -350,10 +339,10 @@ class RayEngine(SharedWorkspaceEngine):
                 remove_tree(worker, ignore_errors=True)
             if not pool.waiting() and set(pool.attempts().values()) <= {"", str(job.place)}:
                 # Not before: the next child of a sweep takes what is left of the ones before it.
-                self._end_surplus(job)
+                self.forget_worker(job)
         super().clean(job)
 
-    def _end_surplus(self, job: Job) -> None:
+    def forget_worker(self, job: Job) -> None:
         """Have Ray forget workers that have not begun, and for which no attempt waits."""
         pool, is_gang = self._pool(job), job.record.definition.nodes > 1
         waiting = [one for one in pool.free_workers() if is_gang or not (one / "worker.json").exists()]

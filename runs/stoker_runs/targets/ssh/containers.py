@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
-    ContainerTemplate,
     FailedPulls,
-    Image,
-    ImageContents,
+    ReadyImage,
     attempt_state_of_container,
     inspect_container,
-    inspect_image,
     read_record,
     remove_container,
     start_container,
@@ -31,24 +28,11 @@ from stoker_runs.targets.containers import (
 )
 from stoker_runs.targets.definitions import ContainerSettings, Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
+from stoker_runs.targets.porter import Porter
 from stoker_runs.targets.ssh.link import Link
-from stoker_runs.targets.ssh.porter import Porter
 
-_UV: Final = "/usr/local/bin/uv"
 _ANSWER_S: Final = 60.0
 _LEFT: Final = frozenset({Presence.ABSENT, Presence.GONE})
-_INDEXES: Final = (
-    *(
-        "UV_INDEX_URL",
-        "UV_DEFAULT_INDEX",
-        "UV_INDEX",
-        "PIP_INDEX_URL",
-        "PIP_EXTRA_INDEX_URL",
-        "PIP_TRUSTED_HOST",
-    ),
-    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +66,18 @@ class _RemoteProgram(ContainerProgram):
         assert self.link is not None
         content = dockerfile.read_bytes()
         folder = f"dockerfiles/{hashlib.sha256(content).hexdigest()[:20]}"
-
-        async def sent(porter: Porter) -> str:
-            await porter.ask(content, op="put", name=f"{folder}/Dockerfile")
-            return f"{porter.folder}/{folder}"
-
-        context = self.link.call(sent, timeout_s=_ANSWER_S)
-        return self.call("build", "-t", name, "-f", f"{context}/Dockerfile", context, timeout_s=None)
+        self.link.ask(content, op="put", name=f"{folder}/Dockerfile", timeout_s=_ANSWER_S)
+        context, _ = self.link.ask(op="home", name=folder)
+        path = context["path"]
+        return self.call("build", "-t", name, "-f", f"{path}/Dockerfile", path, timeout_s=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RunContainer:
-    """How to start the container of an attempt.
+    """How to start the container of an attempt."""
 
-    Attributes:
-        gpus: The options that give it GPUs.
-    """
-
-    base: ContainerTemplate
-    inside: ImageContents
-    gpus: tuple[str, ...]
-    environment: RemoteEnvironment
+    image: ReadyImage
+    environment: RunEnvironment
     folder: str
     archive: str
 
@@ -124,18 +99,11 @@ class RemoteContainers:
         """Start a container of the target's image, and return what it has."""
         settings = ContainerSettings.of(self._target.settings, {})
         program = self._program(settings)
-        image = Image.obtain(program, settings, Path(), lambda _: None)
-        inside = inspect_image(program, image, ContainerTemplate(settings, program, image).common)
-        return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
-
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment for containers of the target's image.
-
-        Raises:
-            EngineFailure: There can be no container.
-            EnvironmentUnusable: It cannot be had.
-        """
-        self._ready(requested, {}, 0, folder, say)
+        image = ReadyImage.obtain(program, settings, Path(), lambda _: None)
+        return (
+            f"containers by {program}: {program.path}",
+            f"Python {image.inside} in a container of {image.base.image.name}",
+        )
 
     def prepared(self, job: Job, say: Say) -> RunContainer:
         """Obtain the image and the environment of an attempt on the machine.
@@ -144,33 +112,27 @@ class RemoteContainers:
             EngineFailure: They cannot be had.
             EnvironmentUnusable: The packages cannot be had.
         """
-        definition = job.record.definition
+        definition, folder = job.record.definition, job.folder.environment
         requested = RequestedEnvironment.from_json(definition.environment)
-        return self._ready(requested, definition.container, definition.gpus or 0, job.folder.environment, say)
-
-    def _ready(
-        self, requested: RequestedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
-    ) -> RunContainer:
-        settings = ContainerSettings.of(self._target.settings, container)
+        gpus = definition.gpus or 0
+        settings = ContainerSettings.of(self._target.settings, definition.container)
         program = self._program(settings)
+        # Not above: the libraries that read environment files take longer to import than all the rest.
+        from stoker_runs.targets.container_environment import porter_command
+        from stoker_runs.targets.porter_environment import prepare_by_porter
+
         failed = FailedPulls(self._environments_dir, self._host)
-        base = ContainerTemplate(settings, program, Image.obtain(program, settings, folder, say, failed))
-        with_gpus = program.gpus() if gpus else []
         python = requested.python if requested.kind == "user" else ""
-        inside = inspect_image(program, base.image, [*base.common, *with_gpus], python, gpus)
+        image = ReadyImage.obtain(program, settings, folder, say, failed, python=python, gpus=gpus)
         there, archive, uv = self._link.call(_facts, timeout_s=_ANSWER_S)
-        words = [program.path, "run", "--rm", "--interactive", *base.common, *mount(Path(there), there)]
-        words += [] if uv is None else mount(Path(uv), _UV, readonly=True)
-        words += [word for name in _INDEXES for word in ("--env", name)]
-        words += ["--env", f"HOME={there}/home", "--entrypoint", inside.python, base.image.id]
         environment = self._link.call_in_command(
-            words,
+            porter_command(image, there, uv),
             there,
-            lambda porter: prepare_remote_environment(
-                porter, requested, folder, self._environments_dir, say, base.image.id, gpus
+            lambda porter: prepare_by_porter(
+                porter, requested, folder, self._environments_dir, say, image.base.image, gpus
             ),
         )
-        return RunContainer(base, inside, tuple(with_gpus), environment, there, archive)
+        return RunContainer(image, environment, there, archive)
 
     def _program(self, settings: ContainerSettings) -> _RemoteProgram:
         def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -239,10 +201,11 @@ def keep_container(
     Raises:
         OSError: It cannot be written.
     """
-    options = [*container.gpus, *mount(Path(container.folder), container.folder)]
+    image = container.image
+    options = [*image.gpus, *mount(Path(container.folder), container.folder)]
     options += () if shared is None else mount(Path(shared), str(shared))
-    agent, home = (container.inside.python, container.archive), PurePosixPath(container.folder, "home")
-    write_record(job, container.base, options, place=place, home=home, agent=agent)
+    agent, home = (image.inside.python, container.archive), PurePosixPath(container.folder, "home")
+    write_record(job, image.base, options, place=place, home=home, agent=agent)
 
 
 async def _facts(porter: Porter) -> tuple[str, str, str | None]:
@@ -253,10 +216,7 @@ async def _facts(porter: Porter) -> tuple[str, str, str | None]:
 
 
 def _run(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    async def ask_porter(porter: Porter) -> tuple[dict[str, Any], bytes]:
-        return await porter.ask(op="ask_command", command=list(command))
-
-    reply, output = link.call(ask_porter, timeout_s=timeout_s)
+    reply, output = link.ask(op="ask_command", command=list(command), timeout_s=timeout_s)
     return subprocess.CompletedProcess(
         list(command), int(reply["status"]), output.decode("utf-8", "replace"), str(reply["complaints"])
     )

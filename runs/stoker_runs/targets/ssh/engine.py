@@ -12,14 +12,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import SPARK, SPARK_MODES, YARN, SshSettings, Target
@@ -34,10 +34,9 @@ from stoker_runs.targets.engine import (
     start_content,
     write_start,
 )
+from stoker_runs.targets.porter import Porter
 from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
 from stoker_runs.targets.ssh.link import Link
-from stoker_runs.targets.ssh.porter import Porter
 from stoker_runs.targets.ssh.transfer import (
     collect,
     is_collected,
@@ -76,11 +75,8 @@ class SshEngine:
 
     def check(self) -> Sequence[str]:
         """Log in, and return the resources of the machine."""
-
-        async def ask_porter(porter: Porter) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-            return (await porter.ask(op="check"))[0], (await porter.ask(op="interpreters"))[0]
-
-        facts, found = self._link.call(ask_porter, timeout_s=60.0)
+        facts, _ = self._link.ask(op="check", timeout_s=60.0)
+        found, _ = self._link.ask(op="interpreters", timeout_s=60.0)
         versions = ", ".join(f"{major}.{minor}" for _, major, minor, _ in found["pythons"])
         return (
             f"Python {facts['python']} on {facts['host']} ({self._settings.host})",
@@ -96,11 +92,8 @@ class SshEngine:
     def _check_spark(self) -> str:
         """Return the version of Spark and its master."""
         program = self._target.settings.get("spark_submit", _SPARK_SUBMIT)
-
-        async def ask_porter(porter: Porter) -> tuple[Mapping[str, Any], bytes]:
-            return await porter.ask(op="ask_command", command=[program, "--version"])
-
-        reply, output = self._link.call(ask_porter, timeout_s=60.0)
+        command = [program, "--version"]
+        reply, output = self._link.ask(op="ask_command", command=command, timeout_s=60.0)
         found = _SPARK_VERSION.search(output.decode("utf-8", "replace") + str(reply["complaints"]))
         if reply["status"] != 0 or found is None:
             message = f"{program} cannot be run on {self._settings.host}: {str(reply['complaints']).strip()}"
@@ -110,41 +103,18 @@ class SshEngine:
 
     def discover_settings(self) -> Mapping[str, Any]:
         """Return cores and GPUs if the target's file does not limit them, and the host key for a fingerprint."""
-
-        async def ask_porter(porter: Porter) -> Mapping[str, Any]:
-            return (await porter.ask(op="check"))[0]
-
-        facts = self._link.call(ask_porter, timeout_s=60.0)
-        found: dict[str, Any] = {}
+        known = self._settings.host_key
+        found = {"host_key": self._link.host_key()} if known.startswith("SHA256:") else {}
         if self._target.type == SPARK:
-            return (
-                {"host_key": self._link.host_key()} if self._settings.host_key.startswith("SHA256:") else {}
-            )
-        if "cores" not in self._target.settings:
-            found["cores"] = int(facts["cores"])
-        if "gpus" not in self._target.settings:
-            found["gpus"] = [str(number) for number in range(len(facts["gpus"]))]
-        if self._settings.host_key.startswith("SHA256:"):
-            found["host_key"] = self._link.host_key()
-        return found
-
-    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
-        """Build an environment on the machine."""
-        if self.containers is not None:
-            self.containers.build(requested, folder, say)
-            return
-        self._link.call(
-            lambda porter: prepare_remote_environment(porter, requested, folder, self._environments_dir, say),
-            timeout_s=None,
-        )
+            return found
+        facts, _ = self._link.ask(op="check", timeout_s=60.0)
+        there = {"cores": int(facts["cores"]), "gpus": [str(number) for number in range(len(facts["gpus"]))]}
+        return {**found, **{key: there[key] for key in there if key not in self._target.settings}}
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
         """Remove environments on the machine that no run has used for long."""
-
-        async def pruned(porter: Porter) -> bytes:
-            return (await porter.ask(op="prune", unused_s=unused_s, remove=remove))[1]
-
-        return [tuple(one) for one in json.loads(self._link.call(pruned, timeout_s=None))]
+        _, data = self._link.ask(op="prune", unused_s=unused_s, remove=remove, timeout_s=None)
+        return [tuple(one) for one in json.loads(data)]
 
     def prepare(self, job: Job, say: Say) -> None:
         """Provide environment and files on the machine, after earlier attempts were ended and collected."""
@@ -181,7 +151,7 @@ class SshEngine:
             place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
             content = start_content(
                 job,
-                self._command(job, environment.interpreter),
+                self._command(job, str(environment.interpreter)),
                 place / "work",
                 inputs={name: place / there for name, there in sent.items()},
                 resume_from=_resumed_from(job, place),
@@ -257,10 +227,12 @@ class SshEngine:
         if job.attempt <= self._ended_attempt:
             raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
 
-    async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
+    async def _environment(self, porter: Porter, job: Job, say: Say) -> RunEnvironment:
+        from stoker_runs.targets.porter_environment import prepare_by_porter
+
         requested = RequestedEnvironment.from_json(job.record.definition.environment)
         gpus = job.record.definition.gpus or 0
-        return await prepare_remote_environment(
+        return await prepare_by_porter(
             porter, requested, job.folder.environment, self._environments_dir, say, gpus=gpus
         )
 
@@ -296,11 +268,8 @@ class SshEngine:
                 self.containers.start(job)
             return
 
-        async def started(porter: Porter) -> dict[str, object]:
-            return (await porter.ask(op="start", run=job.record.id, attempt=job.attempt))[0]
-
         try:
-            reply = self._link.call(started, timeout_s=60.0)
+            reply, _ = self._link.ask(op="start", run=job.record.id, attempt=job.attempt, timeout_s=60.0)
         except Unreachable:
             return
         if reply["status"] not in (0, _STARTED_BEFORE):
@@ -344,25 +313,15 @@ class SshEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop for the agent on the machine."""
-
-        async def send_stop(porter: Porter) -> None:
-            await porter.ask(
-                op="stop", run=job.record.id, attempt=job.attempt, grace_s=grace_s, reason=reason
-            )
-
-        self._link.call(send_stop)
+        self._link.ask(op="stop", run=job.record.id, attempt=job.attempt, grace_s=grace_s, reason=reason)
 
     def clean(self, job: Job) -> None:
         """Kill the remaining processes of an attempt on the machine, and remove its folder."""
         self._ended_attempt = max(self._ended_attempt, job.attempt)
-
-        async def cleaned(porter: Porter) -> None:
-            await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
-
         if self.containers is not None:
             self.containers.remove(job)
         if (job.place / "start.json").exists() or self._has_been_reached:
-            self._link.call(cleaned, timeout_s=120.0)
+            self._link.ask(op="clean", run=job.record.id, attempt=job.attempt, timeout_s=120.0)
 
 
 def _lease_s(job: Job) -> float | None:

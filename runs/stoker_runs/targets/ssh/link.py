@@ -18,7 +18,7 @@ import asyncssh
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
-from stoker_runs.targets.ssh.porter import ConnectionLost, Porter
+from stoker_runs.targets.porter import ConnectionLost, Porter
 
 _SYSTEM_WIDE: Final = Path("/etc/ssh/ssh_known_hosts")
 _ALGORITHMS: Final = (
@@ -167,6 +167,17 @@ class Link:
             EngineFailure: It answers, but will not, or cannot, do it.
         """
         return asyncio.run_coroutine_threadsafe(self._do(self._porter(), work, timeout_s), _loop()).result()
+
+    def ask(
+        self, data: bytes = b"", /, *, timeout_s: float | None = _ANSWER_S, **request: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """Send one request to a porter of the machine; return the answer and its bytes.
+
+        Raises:
+            Unreachable: The machine does not answer.
+            EngineFailure: It answers, but will not, or cannot, do it.
+        """
+        return self.call(lambda porter: porter.ask(data, **request), timeout_s=timeout_s)
 
     def call_in_command(
         self, command: Sequence[str], folder: str, work: Callable[[Porter], Awaitable[_Found]]

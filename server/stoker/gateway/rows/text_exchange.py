@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from stoker.arena import Arena
     from stoker.gateway.rows.ticket import Rows, Ticket
-    from stoker.settings.text_input import TextInput
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +38,12 @@ _MOST_WAITING: Final = 128
 class TextExchange(ArenaExchange):
     """An exchange that takes texts, and rows of tokens as they are."""
 
-    def __init__(self, arena: Arena, doorbell: socket.socket, text: TextInput, **how: Any) -> None:
-        """Create it for one end of a doorbell."""
+    def __init__(
+        self, arena: Arena, doorbell: socket.socket, tokenizing: asyncio.Future[Tokenizing], **how: Any
+    ) -> None:
+        """Create it for one end of a doorbell, with the tokenizer of its service, which may still be loading."""
         super().__init__(arena, doorbell, **how)
-        self._tokenizing = asyncio.ensure_future(run_in_thread(Tokenizing, text))
+        self._tokenizing = tokenizing
         self._encoding: dict[Ticket, asyncio.Task[None]] = {}
 
     @property
@@ -90,7 +91,8 @@ class TextExchange(ArenaExchange):
 
     async def _encode(self, ticket: Ticket, texts: np.ndarray) -> None:
         try:
-            tokenizing = await self._tokenizing
+            # Cancelled, a task would cancel the tokenizer of all others.
+            tokenizing = await asyncio.shield(self._tokenizing)
             tokenizing.check(texts)
             encode = partial(run_in_thread, tokenizing.encode)
             encoded = [await encode(texts[start:stop], start) for start, stop in _pieces(texts)]

@@ -24,7 +24,7 @@ from stoker.wire.tensor_json import (
 )
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.ticket import Exchange, Ticket
+    from stoker.gateway.rows.ticket import Decode, Exchange, Ticket
     from stoker.gateway.scoring.call import Call, UnlockedDecoder
     from stoker.tensors import ModelTensors, Signature
     from stoker.wire.script_requests import RequestHead
@@ -91,11 +91,11 @@ class RowsDialect(JsonDialect):
         """Create it for a model with this signature; `non_finite` says how NaN and infinities are written."""
         super().__init__(name)
         self._decoder = ScoringDecoder(signature)
-        self._decode = self._decoder.decode
+        self._decode: Decode[bytes] = self._decoder.decode
         self._in_place = self._decoder.reads_natively
         if signature.callers is not None:
             texts = TensorDecoder(signature.callers).decode
-            self._in_place, self._decode = False, lambda body: list(texts(body).values())
+            self._in_place, self._decode = False, lambda body, _: [*texts(body).values()]
         self._non_finite = non_finite
         # Chosen once, so that requests need not check.
         names = _column_names(signature.model_tensors)
@@ -108,7 +108,7 @@ class RowsDialect(JsonDialect):
         if self._in_place:
             exchange.submit_decoded(call, body, self._decode)
         else:
-            exchange.submit(call, self._decode(body))
+            exchange.submit(call, self._decode(body, None))
 
     def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """The C++ decoder, where it is installed."""

@@ -1,6 +1,6 @@
 """The choice of an ONNX model's graph on a GPU: converted to a precision, and fused if that is faster.
 
-The choice and the fused graph are cached in the workspace.
+Graphs, the choice, and the difference from float32 are cached in the workspace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -35,6 +35,7 @@ from stoker.system.durable import replace_file
 
 logger = logging.getLogger(__name__)
 
+_Graph = TypeVar("_Graph", bytes, bytes | None)
 _MOST_DIFFERENCE_IN: Final = {"bf16": 5e-2}
 _RUNS: Final = 5
 _USUAL_ROWS: Final = 32
@@ -86,22 +87,32 @@ def choose_graph(
 
 def _to_precision(deployment: Deployment, source: Path | bytes) -> Path | bytes:
     precision = deployment.acceleration.precision
-    return convert(deployment.name, source, precision) if is_converted(precision) else source
+    if not is_converted(precision):
+        return source
+    name = f"{'fused-' if isinstance(source, bytes) else ''}{precision}.onnx"
+    return _read_or_make(deployment, name, lambda: convert(deployment.name, source, precision))
+
+
+def find_difference(
+    deployment: Deployment, device: Device, compare: Callable[[], float | None]
+) -> float | None:
+    """Return how far a model's answers are from float32: what `compare` returns, or an earlier load has found."""
+    cached = _cache_file(deployment, f"difference-{deployment.acceleration.precision}-{_digest(device)}.json")
+    if cached is not None and cached.is_file():
+        return float(json.loads(cached.read_text()))
+    difference = compare()
+    if cached is not None and difference is not None:
+        replace_file(cached, json.dumps(difference).encode())
+    return difference
 
 
 def _fused_graph(deployment: Deployment, sessions: OnnxSessions) -> bytes | None:
     """Return the fused graph of a transformer, from the cache if it is there; None for other models."""
     if not has_attention(deployment.path):
         return None
-    cached = _cache_file(deployment, "fused.onnx")
-    if cached is not None and cached.is_file():
-        return cached.read_bytes()
-    fused = fuse_graph(deployment.path, sessions.open_on_cpu)
+    fused = _read_or_make(deployment, "fused.onnx", lambda: fuse_graph(deployment.path, sessions.open_on_cpu))
     if fused is None:
         logger.info("%s: optimize: auto found no attention in an exact form", deployment.name)
-        return None
-    if cached is not None:
-        replace_file(cached, fused)
     return fused
 
 
@@ -114,8 +125,7 @@ def _choose(
 ) -> ChosenGraph:
     """Return the plain graph or the fused one, whichever the device computes faster."""
     name, precision = deployment.name, deployment.acceleration.precision
-    gpu = hashlib.sha256(device.description.encode()).hexdigest()[:12]
-    cached = _cache_file(deployment, f"{precision}-{gpu}.json")
+    cached = _cache_file(deployment, f"{precision}-{_digest(device)}.json")
     if cached is not None and cached.is_file():
         choice = json.loads(cached.read_text())
     else:
@@ -158,6 +168,21 @@ def _compare(
     )
     is_faster = bool(np.prod(times_ms["fused"]) < np.prod(times_ms["plain"]))
     return {"fused": is_faster, "why": f"ms for batches of {' and '.join(map(str, ends))} rows: {figures}"}
+
+
+def _digest(device: Device) -> str:
+    return hashlib.sha256(device.description.encode()).hexdigest()[:12]
+
+
+def _read_or_make(deployment: Deployment, name: str, make: Callable[[], _Graph]) -> bytes | _Graph:
+    """Return a graph from the cache, or make it and keep it there."""
+    cached = _cache_file(deployment, name)
+    if cached is not None and cached.is_file():
+        return cached.read_bytes()
+    graph = make()
+    if cached is not None and graph is not None:
+        replace_file(cached, graph)
+    return graph
 
 
 def _cache_file(deployment: Deployment, name: str) -> Path | None:

@@ -19,7 +19,7 @@ from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.declarations import apply_declaration, is_reshaped
 from stoker.runtimes.onnx.cuda import cuda_runtime
 from stoker.runtimes.onnx.executions import CopiedExecution
-from stoker.runtimes.onnx.graphs import ChosenGraph, choose_graph
+from stoker.runtimes.onnx.graphs import ChosenGraph, choose_graph, find_difference
 from stoker.runtimes.onnx.precision import is_compared
 from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx.session_tensors import (
@@ -78,8 +78,12 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     difference = None
     if on_cuda and is_compared(precision, deployment.path):
         reference = partial(sessions.open_on_cpu, original)
-        difference = check_precision(
-            deployment.name, precision, model.run, lambda: SessionTensors(reference()).run, inputs
+        difference = find_difference(
+            deployment,
+            device,
+            lambda: check_precision(
+                deployment.name, precision, model.run, lambda: SessionTensors(reference()).run, inputs
+            ),
         )
     batched = all(info.shape[:1] == (-1,) for info in inputs) and share_first_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
-    HOME_VARIABLE,
     POD_SECURITY,
-    TMP_MOUNT,
-    TMP_VOLUME,
     account_objects,
+    filled,
     manifest,
     own_metadata,
+    pull_secrets,
 )
+from stoker_cluster.objects.volumes import HOME_VARIABLE, TMP, contents_of, mounts_of, volume
 from stoker_cluster.plan import ClusterPlan
 
 _KEY_FOLDER: Final = "/run/secrets/stoker"
@@ -66,7 +66,16 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
         arguments += ["--service", plan.servers_service]
     if not plan.scaling_range[0]:
         arguments += ["--router", plan.name]
-    container: dict[str, Any] = {
+    volumes = [TMP]
+    if plan.server.get("metrics_auth"):
+        arguments += ["--key-file", f"{_KEY_FOLDER}/primary"]
+        secret = {
+            "secretName": plan.keys_secret,
+            "defaultMode": 0o440,
+            "items": [{"key": "primary", "path": "primary"}],
+        }
+        volumes.append(volume("keys", {"secret": secret}, _KEY_FOLDER, readOnly=True))
+    container = {
         "name": "autoscaler",
         "image": plan.image,
         "command": ["stoker", "autoscale"],
@@ -75,28 +84,17 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
         "resources": {"requests": dict(_REQUESTS)},
         "livenessProbe": _liveness(plan),
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [TMP_MOUNT],
+        "volumeMounts": mounts_of(volumes),
     }
-    spec: dict[str, Any] = {
-        "serviceAccountName": plan.autoscaler_name,
-        "automountServiceAccountToken": True,
-        "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
-    }
-    if plan.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
-    spec["containers"] = [container]
-    spec["volumes"] = [TMP_VOLUME]
-    if plan.server.get("metrics_auth"):
-        arguments += ["--key-file", f"{_KEY_FOLDER}/primary"]
-        container["volumeMounts"].append({"name": "keys", "mountPath": _KEY_FOLDER, "readOnly": True})
-        secret = {
-            "secretName": plan.keys_secret,
-            "defaultMode": 0o440,
-            "items": [{"key": "primary", "path": "primary"}],
-        }
-        spec["volumes"].append({"name": "keys", "secret": secret})
-    return spec
+    return filled(
+        serviceAccountName=plan.autoscaler_name,
+        automountServiceAccountToken=True,
+        enableServiceLinks=False,
+        securityContext=POD_SECURITY,
+        imagePullSecrets=pull_secrets(plan),
+        containers=[container],
+        volumes=contents_of(volumes),
+    )
 
 
 def _liveness(plan: ClusterPlan) -> dict[str, Any]:

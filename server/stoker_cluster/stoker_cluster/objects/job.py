@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from stoker.settings.names import read_address
-from stoker_cluster.objects.metadata import (
-    CONTAINER_SECURITY,
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, filled, manifest
+from stoker_cluster.objects.pod import resource_amounts, tolerations
+from stoker_cluster.objects.volumes import (
     HOME_VARIABLE,
-    POD_SECURITY,
-    TMP_MOUNT,
-    TMP_VOLUME,
-    manifest,
-    workspace_volume,
+    TMP,
+    WORKSPACE,
+    Volume,
+    claim,
+    contents_of,
+    models,
+    mounts_of,
+    volume,
+    workspace,
 )
-from stoker_cluster.objects.model_volumes import model_mounts, model_volumes
-from stoker_cluster.objects.pod import resource_amounts, toleration
 from stoker_cluster.plan import JobPlan
 from stoker_cluster.readers import MODELS_FOLDER
 
@@ -56,27 +60,26 @@ def job(plan: JobPlan) -> list[dict[str, Any]]:
 
 
 def _pod(plan: JobPlan) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "restartPolicy": "Never",
-        "securityContext": POD_SECURITY,
-    }
-    taints = ["nvidia.com/gpu", *plan.tolerations] if plan.gpus else list(plan.tolerations)
-    if taints:
-        spec["tolerations"] = [toleration(taint) for taint in dict.fromkeys(taints)]
-    spec["containers"] = [_container(plan)]
-    spec["volumes"] = _volumes(plan)
-    return spec
+    data = volume("data", claim(plan.data), _DATA)
+    volumes = [data, workspace(plan.workspace_gb), TMP, *models(plan.models)]
+    return filled(
+        automountServiceAccountToken=False,
+        enableServiceLinks=False,
+        restartPolicy="Never",
+        securityContext=POD_SECURITY,
+        tolerations=tolerations(plan.tolerations, gpus=plan.gpus > 0),
+        containers=[_container(plan, volumes)],
+        volumes=contents_of(volumes),
+    )
 
 
-def _container(plan: JobPlan) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "stoker",
-        "image": plan.image,
+def _container(plan: JobPlan, volumes: Sequence[Volume]) -> dict[str, Any]:
+    return filled(
+        name="stoker",
+        image=plan.image,
         # The image's own entry point serves.
-        "command": ["stoker", "offline"],
-        "args": [
+        command=["stoker", "offline"],
+        args=[
             _in_pod(plan.model),
             "--input",
             *(f"{_DATA}/{path}" for path in plan.inputs),
@@ -87,46 +90,20 @@ def _container(plan: JobPlan) -> dict[str, Any]:
             *(["--device", "cuda:0"] if plan.gpus else []),
             *plan.options,
         ],
-        "env": [
+        env=[
             {"name": "SHARD", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}},
-            {"name": "STOKER_WORKSPACE", "value": "/workspace"},
+            {"name": "STOKER_WORKSPACE", "value": WORKSPACE},
             HOME_VARIABLE,
         ],
-    }
-    resources = _resources(plan)
-    if resources:
-        container["resources"] = resources
-    container["securityContext"] = CONTAINER_SECURITY
-    container["volumeMounts"] = _mounts(plan)
-    return container
+        resources=filled(
+            requests=resource_amounts(plan.cpu_cores, plan.memory_gb),
+            limits={plan.gpu_resource: plan.gpus} if plan.gpus else None,
+        ),
+        securityContext=CONTAINER_SECURITY,
+        volumeMounts=mounts_of(volumes),
+    )
 
 
 def _in_pod(model: str) -> str:
     """Return a model's path in the pod; paths are relative to its models, addresses stay."""
     return model if model.startswith("/") or read_address(model) else f"{MODELS_FOLDER}/{model}"
-
-
-def _resources(plan: JobPlan) -> dict[str, Any]:
-    requests = resource_amounts(plan.cpu_cores, plan.memory_gb)
-    resources: dict[str, Any] = {"requests": requests} if requests else {}
-    if plan.gpus:
-        resources["limits"] = {plan.gpu_resource: plan.gpus}
-    return resources
-
-
-def _mounts(plan: JobPlan) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
-        {"name": "data", "mountPath": _DATA},
-        {"name": "workspace", "mountPath": "/workspace"},
-        TMP_MOUNT,
-    ]
-    return mounts + model_mounts(plan.models)
-
-
-def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
-    volumes: list[dict[str, Any]] = [
-        {"name": "data", "persistentVolumeClaim": {"claimName": plan.data}},
-        workspace_volume(plan.workspace_gb),
-        TMP_VOLUME,
-    ]
-    return volumes + model_volumes(plan.models)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import (
-    CONTAINER_SECURITY,
-    HOME_VARIABLE,
-    POD_SECURITY,
-    TMP_MOUNT,
-    TMP_VOLUME,
-    manifest,
-    workspace_volume,
-)
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, manifest
+from stoker_cluster.objects.volumes import HOME_VARIABLE, TMP, WORKSPACE, contents_of, mounts_of, workspace
 
 _HTTP_PORT: Final = 8080
 _GRPC_PORT: Final = 9000
+_VOLUMES: Final = (workspace(), TMP)
 _USER: Final = {name: value for name, value in POD_SECURITY.items() if not name.startswith("fsGroup")}
 _READY: Final = {
     "httpGet": {"path": "/v2/health/ready", "port": _HTTP_PORT},
@@ -53,7 +47,7 @@ def kserve(
         "supportedModelFormats": _formats(scripts),
         "protocolVersions": ["grpc-v2"] if protocol == "grpc" else ["v1", "v2"],
         "containers": [container],
-        "volumes": [workspace_volume(), TMP_VOLUME],
+        "volumes": contents_of(_VOLUMES),
     }
     container["args"].append("--device=cuda:0" if gpu_name else "--device=cpu")
     if gpu_name:
@@ -87,7 +81,7 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
         "args": args,
         "env": [
             {"name": "STOKER_HOST", "value": "0.0.0.0"},  # noqa: S104  # a pod's address is its own
-            {"name": "STOKER_WORKSPACE", "value": "/workspace"},
+            {"name": "STOKER_WORKSPACE", "value": WORKSPACE},
             # It has no keys, and KServe reaches it by names that are not known here.
             {"name": "STOKER_ALLOWED_HOSTS", "value": "*"},
             HOME_VARIABLE,
@@ -99,10 +93,7 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
         "livenessProbe": {**_LIVE, "failureThreshold": 3},
         # A runtime has no security context for pods, so the container has all fields except those about files.
         "securityContext": {**_USER, **CONTAINER_SECURITY},
-        "volumeMounts": [
-            {"name": "workspace", "mountPath": "/workspace"},
-            TMP_MOUNT,
-        ],
+        "volumeMounts": mounts_of(_VOLUMES),
     }
 
 

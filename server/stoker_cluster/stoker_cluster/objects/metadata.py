@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker_cluster.plan import WORKSPACE_GB, ClusterPlan
+from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import is_label, is_label_value
 
 ROUTER_METRICS_PORT: Final = 8404
@@ -153,11 +153,6 @@ CONTAINER_SECURITY: Final[dict[str, Any]] = {
 """Requirements of the profile on a container, with a read-only root file system."""
 
 
-def cores(number: float) -> str:
-    """CPU cores, to a thousandth: 2 is `2`, 0.1 is `100m`."""
-    return thousandths(number)
-
-
 def gigabytes(number: float) -> str:
     """GB of 10⁹ bytes, as Azure counts: 4 is `4G`, 0.5 is `500M`."""
     megabytes = max(1, round(number * 1000))
@@ -165,17 +160,28 @@ def gigabytes(number: float) -> str:
 
 
 def thousandths(number: float) -> str:
-    """A number to a thousandth, in `m` where it is not whole."""
+    """A number, such as that of cores, to a thousandth: 2 is `2`, 0.1 is `100m`."""
     milli = max(1, round(number * 1000))
     return str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
 
 
-# The pod's own folder of temporary files. Libraries keep caches there: the user's own folder is not to be written.
-TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
-TMP_VOLUME: Final[dict[str, Any]] = {"name": "tmp", "emptyDir": {"sizeLimit": "4G"}}
-HOME_VARIABLE: Final = {"name": "HOME", "value": "/tmp"}  # noqa: S108
+def filled(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are neither None nor empty."""
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
 
 
-def workspace_volume(size_gb: float = WORKSPACE_GB) -> dict[str, Any]:
-    """Return the volume of a pod's workspace, whose pod is evicted above this size in GB."""
-    return {"name": "workspace", "emptyDir": {"sizeLimit": gigabytes(size_gb)}}
+def pull_secrets(plan: ClusterPlan) -> list[dict[str, str]]:
+    """Return the Secrets with the credentials of the image's registry, as pods have them."""
+    return [{"name": name} for name in plan.image_pull_secrets]
+
+
+def spread(labels: Mapping[str, str], topology: str) -> dict[str, Any]:
+    """Return the constraint that spreads the pods with these labels over nodes or zones, where there are several."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": topology,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+        # Else the pods of the old revision would count, which are about to go.
+        "matchLabelKeys": ["pod-template-hash"],
+    }

@@ -10,14 +10,16 @@ from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
     ROUTER_METRICS_PORT,
-    TMP_MOUNT,
-    TMP_VOLUME,
     account_objects,
     disruption_budget,
+    filled,
     manifest,
+    pull_secrets,
     shared_metadata,
+    spread,
 )
 from stoker_cluster.objects.service import callers
+from stoker_cluster.objects.volumes import TMP, contents_of, mounts_of, volume
 from stoker_cluster.plan import ClusterPlan
 
 ROUTER_FILE: Final = "router.yaml"
@@ -149,30 +151,19 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "serviceAccountName": router_name(plan),
-        "automountServiceAccountToken": True,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _grace_s(plan),
-        "securityContext": POD_SECURITY,
-    }
-    if plan.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
-    spec["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": _selector(plan)},
-            "matchLabelKeys": ["pod-template-hash"],
-        }
-    ]
-    spec["containers"] = [_container(plan)]
-    spec["volumes"] = [
-        {"name": "config", "configMap": {"name": router_name(plan)}},
-        TMP_VOLUME,
-    ]
-    return spec
+    config = {"configMap": {"name": router_name(plan)}}
+    volumes = [volume("config", config, CONFIG_FOLDER, readOnly=True), TMP]
+    return filled(
+        serviceAccountName=router_name(plan),
+        automountServiceAccountToken=True,
+        enableServiceLinks=False,
+        terminationGracePeriodSeconds=_grace_s(plan),
+        securityContext=POD_SECURITY,
+        imagePullSecrets=pull_secrets(plan),
+        topologySpreadConstraints=[spread(_selector(plan), "kubernetes.io/hostname")],
+        containers=[_container(plan) | {"volumeMounts": mounts_of(volumes)}],
+        volumes=contents_of(volumes),
+    )
 
 
 def _grace_s(plan: ClusterPlan) -> int:
@@ -197,10 +188,6 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
         "readinessProbe": _probe("/ready", 1),
         "livenessProbe": {**_probe("/live", 3), "periodSeconds": _LIVENESS_LOOK_S},
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [
-            {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-            TMP_MOUNT,
-        ],
     }
 
 

@@ -16,6 +16,7 @@ from tests.text_models import write_tokenizer
 
 from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, InvalidInput, LoadFailed, NotReady, Overloaded, StokerError
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.rows import text_exchange
 from stoker.gateway.rows.text_exchange import TextExchange
 from stoker.gateway.rows.ticket import Ticket
@@ -65,7 +66,7 @@ def in_exchange(
             exchange = TextExchange(
                 Arena(fd, signature, 8),
                 near,
-                text,
+                asyncio.ensure_future(run_in_thread(Tokenizing, text)),
                 clock_ns=time.monotonic_ns,
                 on_lost=lambda _: None,
                 loop=asyncio.get_running_loop(),

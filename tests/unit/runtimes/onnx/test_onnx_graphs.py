@@ -19,7 +19,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory
 from stoker.runtimes.onnx import graphs as onnx_graphs
-from stoker.runtimes.onnx.graphs import choose_graph
+from stoker.runtimes.onnx.graphs import choose_graph, find_difference
 from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.settings.choices import Acceleration
@@ -213,8 +213,27 @@ def test_row_isolation_is_read_from_the_plain_graph(deployment: Deployment) -> N
     assert loaded.signature.isolation.batched
     assert loaded.signature.isolation.how == "read"
     (choice,) = [
-        json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")
+        json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/tf32-*.json")
     ]
     assert isinstance(loaded, ChosenRuntime)
     graph = "fused" if choice["fused"] else "plain"
     assert loaded.choice.startswith(f"execution copied; graph {graph}; precision tf32, outputs ")
+
+
+def test_second_load_neither_converts_nor_compares(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The findings of an earlier load of the same files for the same GPU are read from the cache."""
+    deployment = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16", optimize="off"))
+    first = choose_graph(deployment, GPU, 1)
+    differences = iter([0.001, 0.002])
+    assert find_difference(deployment, GPU, lambda: next(differences)) == 0.001
+
+    def convert_again(*_: object) -> bytes:
+        raise AssertionError("it was converted before")
+
+    monkeypatch.setattr(onnx_graphs, "convert", convert_again)
+    assert choose_graph(deployment, GPU, 1).model == first.model
+    assert find_difference(deployment, GPU, lambda: next(differences)) == 0.001
+    another = Device("cuda", 0, "another GPU")
+    assert find_difference(deployment, another, lambda: next(differences)) == 0.002

@@ -14,7 +14,8 @@ from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint, keys_owner
 from stoker_azure.config import OnlineDeployment, OnlineEndpoint
-from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, KEPT_ONLINE_BECAUSE
+from stoker_azure.config.kept_for_clusters import KEPT_BECAUSE
+from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS
 
 # As Azure's samples have it, with all that its reference of the schema lists.
 BLUE: dict[str, Any] = {
@@ -355,4 +356,4 @@ def test_every_setting_has_a_fate() -> None:
     for fields in (DEPLOYMENT_FIELDS, ENDPOINT_FIELDS):
         names = [field.name for field in fields]
         assert len(set(names)) == len(names)
-        assert {field.group for field in fields} <= {"here", "silent", *KEPT_ONLINE_BECAUSE}
+        assert {field.group for field in fields} <= {"here", "silent", *KEPT_BECAUSE}

@@ -13,7 +13,7 @@ from azureml.core import Workspace
 from azureml.core.compute import AmlCompute, ComputeTarget
 from azureml.exceptions import ComputeTargetException
 
-from stoker_runs.targets.attaching import create
+from stoker_runs.targets.attaching import attach
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def dashboard() -> Iterator[RayDashboard]:
 
 
 def bound(ws: Workspace, dashboard: RayDashboard) -> AmlCompute:
-    create(ws.local, "cpus", {"type": "ray", "address": dashboard.address, "max_nodes": 3}, {}, None)
+    attach(ws.local, "cpus", {"type": "ray", "address": dashboard.address, "max_nodes": 3}, {}, None)
     configuration = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=4)
     cluster = ComputeTarget.create(ws, "cpus", configuration)
     assert type(cluster) is AmlCompute

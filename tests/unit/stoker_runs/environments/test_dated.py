@@ -9,7 +9,7 @@ from stoker.environments.files import read_environment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs.environments import dated
-from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first
 from stoker_runs.environments.requested import RequestedEnvironment
 
 EXACT = RequestedEnvironment("exact", file="asked.txt")
@@ -42,9 +42,7 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     """The Python is one of then, unless others choose it; the date is remembered for the same file and place."""
     builder, notes = Builder("2021-08-12"), list[str]()
     remembered = RememberedDate(tmp_path / "environments", specification, "here")
-    built, wanted = build_first(
-        candidates(specification, EXACT, "", notes.append, can_date=lambda: True), builder
-    )
+    built, wanted = build_first(specification, EXACT, "", notes.append, builder, can_date=lambda: True)
     assert (built, [one.as_of for one in builder.seen]) == ("built", ["", "2021-08-12"])
     assert notes == ["nothing as of today; trying once more as of 2021-08-12"]
     assert str(wanted.specification.python) == "==3.8.*"
@@ -53,12 +51,11 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     assert remembered.read() == "2021-08-12"
     assert RememberedDate(tmp_path / "environments", specification, "there").read() == ""
     builder.seen.clear()
-    again = candidates(
-        specification, EXACT, remembered.read(), notes.append, can_date=lambda: True, chooses_python=False
+    _, wanted = build_first(
+        specification, EXACT, remembered.read(), notes.append, builder, can_date=lambda: True
     )
-    _, wanted = build_first(again, builder)
     assert builder.seen == [wanted]
-    assert not wanted.specification.python
+    assert wanted.as_of == "2021-08-12"
 
 
 def test_a_date_of_the_user_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
@@ -72,13 +69,10 @@ def test_a_date_of_the_user_is_the_only_try(specification: Specification, tmp_pa
         builder = Builder("never")
         with pytest.raises(EnvironmentUnusable, match="nothing as of"):
             build_first(
-                candidates(specification, requested, "", lambda _: None, can_date=lambda able=able: able),
-                builder,
+                specification, requested, "", lambda _: None, builder, can_date=lambda able=able: able
             )
         assert len(builder.seen) == count, requested
-    _, wanted = build_first(
-        candidates(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder()
-    )
+    _, wanted = build_first(specification, EXACT, "", lambda _: None, Builder(), can_date=lambda: True)
     RememberedDate(tmp_path, specification).keep(wanted)
     assert list(tmp_path.glob(".*")) == []
 
@@ -88,6 +82,4 @@ def test_the_message_has_both_reasons(specification: Specification) -> None:
     with pytest.raises(
         EnvironmentUnusable, match=r"(?s)as of today.*with packages as of 2021-08-12: nothing as of 2021"
     ):
-        build_first(
-            candidates(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder("never")
-        )
+        build_first(specification, EXACT, "", lambda _: None, Builder("never"), can_date=lambda: True)

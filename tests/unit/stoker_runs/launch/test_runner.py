@@ -12,9 +12,10 @@ from tests.puppet_engine import exited
 from tests.unit.stoker_runs.launch.conftest import World
 
 from stoker.settings.workspace import Workspace
+from stoker_run.json_files import read_json_lines
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.slots import Slots
-from stoker_runs.records.folder import RunFolder, log_file, read_lines
+from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import FailureCode, RunFailure, RunState, Status, resumed
 from stoker_runs.targets.definitions import Capacity
@@ -25,7 +26,7 @@ class Killed(BaseException):
 
 
 def history(folder: RunFolder) -> list[str]:
-    return [line["v"] for line in read_lines(folder.events) if line["e"] == "state"]
+    return [line["v"] for line in read_json_lines(folder.events) if line["e"] == "state"]
 
 
 def run_to_end(world: World, folder: RunFolder) -> RunState:

@@ -198,7 +198,7 @@ def test_a_configuration_is_read_with_the_nearest_key(tmp_path: Path) -> None:
     assert content["environment"] == {"file": str(tmp_path / "env.yml")}
     for text, reason in (
         ("argumnets: []", "did you mean arguments"),
-        ("environment: {fil: x}", r"did you mean environment\.file"),
+        ("environment: {fil: x}", r"environment has no 'fil'; did you mean file"),
         ("nodes: many", "nodes must be a whole number"),
         ("max_duration: -1", "max_duration must be a duration"),
         ("arguments: x", "arguments must be a list"),
@@ -304,10 +304,10 @@ def test_request_that_spark_cannot_serve_is_refused(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("deploy_mode: far", "deploy_mode is 'far', and can be client or cluster"),
+        ("deploy_mode: far", "deploy_mode must be client or cluster"),
         ("deploy_mode: cluster\nmaster: spark://head:7077", "with the master yarn alone"),
-        ("master: --conf", "master is '--conf'"),
-        ("image: x", "there is no key 'image'"),
+        ("master: --conf", "master must be a text"),
+        ("image: x", "there is no setting 'image'"),
     ],
 )
 def test_settings_that_spark_cannot_have_are_refused(

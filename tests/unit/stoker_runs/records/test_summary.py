@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker_run.json_files import read_json_lines
 from stoker_runs.records.exports import curves_of
-from stoker_runs.records.folder import read_lines
 from stoker_runs.records.summary import MetricStatistics, _add, logged_values, metric_statistics
 
 LINES = [
@@ -44,7 +44,7 @@ def test_all_lines_count_as_they_do_one_by_one(
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(LINES) + '\n{"t":1,"k":"acc","v":5,"a":1}', encoding="utf-8")
     expected: dict[str, MetricStatistics] = {}
-    for line in (*read_lines(path), *read_lines(path)):
+    for line in (*read_json_lines(path), *read_json_lines(path)):
         _add(expected, line)
     assert of(path) == {name: (one.last, one.least, one.most, one.count) for name, one in expected.items()}
     assert of(path)["loss"] == (2.25, -0.001, 3.5, 12)
@@ -88,7 +88,7 @@ def test_lists_rows_and_tables_are_numbers_too(tmp_path: Path) -> None:
         "empty": [],
         "odd": [7],
     }
-    curves = curves_of(read_lines(path))
+    curves = curves_of(read_json_lines(path))
     assert curves["fib"] == ([0.0, 1.0, 2.0, 3.0, 5.0], [0.0, 1.0, 1.0, 2.0, 3.0], False)
     assert curves["row.x"] == ([0.0, 1.0], [1.0, 2.5], False)
     assert sorted(curves) == ["fib", "row.x", "table.y", "table.z"]

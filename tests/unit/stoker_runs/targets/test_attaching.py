@@ -17,7 +17,7 @@ from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import FailureCode, RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.attaching import attach, create, detach
+from stoker_runs.targets.attaching import attach, detach
 from stoker_runs.targets.definitions import Target, find_target
 from stoker_runs.targets.engine import EngineFailure
 
@@ -108,11 +108,14 @@ def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["vm", "--address", "x", "--port", "many"], "port is 'many', and has to be a number"),
+        (["vm", "--address", "x", "--port", "many"], "port must be a whole number, got 'many'"),
         (["local", "--address", "x"], "local is this machine"),
         (["v/m", "--address", "x"], "cannot be a compute target name"),
         (["vm", "--address", "x", "--password-file", "/no/such/file"], "the password cannot be read"),
-        (["vm", "--address", "x", "--cores", "0"], "cores is 0"),
+        (
+            ["vm", "--address", "x", "--cores", "0"],
+            "cores must be a whole number between 1 and 1000000, got '0'",
+        ),
     ],
 )
 def test_invalid_target_is_not_attached(
@@ -175,12 +178,15 @@ def test_each_type_is_created_once(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["podman", "box", "--memory", "1q"], "memory is '1q'"),
+        (["podman", "box", "--memory", "1q"], "memory must be a size"),
         (
             ["amlcompute", "c", "--max-nodes", "2", "--min-nodes", "3"],
             "max_nodes is 2, less than min_nodes, 3",
         ),
-        (["amlcompute", "c", "--max-nodes", "0"], "max_nodes is 0"),
+        (
+            ["amlcompute", "c", "--max-nodes", "0"],
+            "max_nodes must be a whole number between 1 and 1000000, got '0'",
+        ),
         (["ssh", "v/m", "--address", "x"], "cannot be a compute target name"),
         (["docker", "local"], "local is this machine"),
     ],
@@ -197,15 +203,15 @@ def test_invalid_target_is_not_created(
 def test_created_target_is_checked(workspace: Workspace) -> None:
     """A target that cannot be used leaves no file."""
     with pytest.raises(EngineFailure, match="cannot be reached"):
-        create(workspace, "vm", {**VM, "address": "gone"}, {}, Puppet)  # type: ignore[arg-type]
+        attach(workspace, "vm", {**VM, "address": "gone"}, {}, Puppet, is_new=True)  # type: ignore[arg-type]
     assert list(workspace.targets_dir.iterdir()) == []
-    assert create(workspace, "vm", VM, {}, Puppet) == ["Python 3.6.15 on gpu"]  # type: ignore[arg-type]
+    assert attach(workspace, "vm", VM, {}, Puppet, is_new=True) == ["Python 3.6.15 on gpu"]  # type: ignore[arg-type]
 
 
 def test_this_machine_stands_for_a_cluster(workspace: Workspace, tmp_path: Path) -> None:
     """Its runs share the slots of the machine's other runs, and have no more nodes than it has."""
-    create(workspace, "local", {"cores": 3, "gpus": ["7"]}, {}, None)
-    create(workspace, "c", {"type": "amlcompute", "max_nodes": 2}, {}, None)
+    attach(workspace, "local", {"cores": 3, "gpus": ["7"]}, {}, None, is_new=True)
+    attach(workspace, "c", {"type": "amlcompute", "max_nodes": 2}, {}, None, is_new=True)
     cluster = find_target(workspace.targets_dir, "c")
     assert (cluster.pool, cluster.capacity) == ("local", find_target(workspace.targets_dir, "local").capacity)
     (tmp_path / "project").mkdir()

@@ -360,12 +360,12 @@ def test_a_target_of_containers_shares_the_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("memory: lots", "memory is 'lots', and has to be a size"),
-        ("engine: lxc", "can be docker or podman"),
+        ("memory: lots", "memory must be a size"),
+        ("engine: lxc", "engine must be docker or podman"),
         ("images: x", "did you mean image"),
-        ("volumes: [data]", "has to be a list of /HERE:/THERE"),
-        ("shared_directory: here", "has to be an absolute path"),
-        ("image: --privileged", "has to be the name of an image"),
+        ("volumes: [data]", "must be a list of /HERE:/THERE"),
+        ("shared_directory: here", "must be an absolute path"),
+        ("image: --privileged", "must be the name of an image"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, line: str, words: str) -> None:

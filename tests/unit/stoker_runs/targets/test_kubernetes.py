@@ -33,10 +33,10 @@ def make_target(workspace: Workspace, content: str) -> Target:
     [
         ("type: kubernetes\nclaim: shared\n", "image is missing"),
         ("type: kubernetes\nimage: train:1\n", "claim is missing"),
-        (CONTENT + "mount_path: shared\n", "mount_path is 'shared', and has to be an absolute path"),
-        (CONTENT + "memory: much\n", "memory is 'much', and has to be a size"),
-        (CONTENT + "namespace: 7\n", "namespace is 7, and has to be a text"),
-        (CONTENT + "address: x\n", "there is no key 'address'"),
+        (CONTENT + "mount_path: shared\n", "mount_path must be an absolute path"),
+        (CONTENT + "memory: much\n", "memory must be a size"),
+        (CONTENT + "namespace: 7\n", "namespace must be a text, got 7"),
+        (CONTENT + "address: x\n", "there is no setting 'address'"),
     ],
 )
 def test_invalid_kubernetes_target_is_refused(workspace: Workspace, content: str, message: str) -> None:

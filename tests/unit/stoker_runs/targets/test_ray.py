@@ -44,16 +44,16 @@ def test_run_that_waits_for_a_node_says_so(tmp_path: Path) -> None:
     assert slots_of(target, Workspace(tmp_path / "ws")) is not None
     held = [Allocation(f"r{number}", 0, 1) for number in range(3)]
     found = choose(ResourceRequest(1, 0), held, [], Capacity(3, unit="node"))
-    assert getattr(found, "reason", "").startswith("waits for 1 node: held by r0 and 2 more since")
+    assert str(found).startswith("waits for 1 node: held by r0 and 2 more since")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("type: ray\naddress: http://head:8265\n", "max_nodes is None"),
+        ("type: ray\naddress: http://head:8265\n", "max_nodes is missing"),
         (CONTENT + "min_nodes: 4\n", "max_nodes is 3, less than min_nodes, 4"),
-        (CONTENT + "node_cores: 0\n", "node_cores is 0, and has to be a number from 1 up"),
-        (CONTENT + "image: x\n", "there is no key 'image'"),
+        (CONTENT + "node_cores: 0\n", "node_cores must be a whole number between 1 and 1000000, got 0"),
+        (CONTENT + "image: x\n", "there is no setting 'image'"),
     ],
 )
 def test_invalid_ray_target_is_refused(tmp_path: Path, content: str, message: str) -> None:

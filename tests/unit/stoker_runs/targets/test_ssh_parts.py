@@ -13,11 +13,8 @@ from typing import Any, cast
 
 import asyncssh
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from stoker.cli import main
-from stoker.environments.interpreters import Interpreter
-from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
@@ -25,43 +22,15 @@ from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import data_digests, data_seen
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import SshSettings, Target, find_target
+from stoker_runs.targets.definitions import SshSettings, Target, checked_settings, find_target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, attempt_state
+from stoker_runs.targets.porter import Porter, command, first_line
 from stoker_runs.targets.registry import no_compiler_for_libraries
 from stoker_runs.targets.ssh.engine import SshEngine
-from stoker_runs.targets.ssh.environment import choose
 from stoker_runs.targets.ssh.link import HostKeys
-from stoker_runs.targets.ssh.porter import Porter, command, first_line
 from stoker_runs.targets.ssh.transfer import checked_entries, collect, list_folder, send_data
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"
-
-
-def python(minor: int) -> Interpreter:
-    return Interpreter(Path(f"/usr/bin/python3.{minor}"), (3, minor, 1))
-
-
-def specification_of(specifier: str) -> Specification:
-    return Specification(Path("env.yml"), (), SpecifierSet(specifier))
-
-
-@pytest.mark.parametrize(
-    ("specifier", "minor", "noted"),
-    [
-        ("", 9, False),
-        ("==3.11.*", 11, False),
-        (">=3.10", 12, False),
-        ("==3.7.*", 9, True),
-        ("==3.14.*", None, False),
-        ("==3.5.2", 9, True),
-        ("==2.7.*", 9, True),
-    ],
-)
-def test_a_python_of_the_machine_is_chosen(specifier: str, minor: int | None, noted: bool) -> None:
-    """That of the agent if it fits, else the newest that does, else the nearest newer one with a note."""
-    found, note, wanted = choose(specification_of(specifier), [python(9), python(11), python(12)])
-    assert (found and found.version[1], bool(note)) == (minor, noted)
-    assert (wanted > 0) == (noted or found is None)
 
 
 @pytest.mark.parametrize("key", ["", "SHA256:was"])
@@ -272,17 +241,17 @@ def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "has no address"),
-        ({"address": ""}, "has to be a text"),
-        ({"address": "-oProxyCommand=x"}, "is no address"),
-        ({"address": "x", "port": 70000}, "port is 70000"),
-        ({"address": "x", "username": 7}, "username is 7"),
+        ({}, "address is missing"),
+        ({"address": ""}, "address must be a text"),
+        ({"address": "-oProxyCommand=x"}, "address must be a text"),
+        ({"address": "x", "port": 70000}, "port must be a whole number between 1 and 65535, got 70000"),
+        ({"address": "x", "username": 7}, "username must be a text, got 7"),
     ],
 )
 def test_settings_are_looked_at(tmp_path: Path, settings: dict[str, object], words: str) -> None:
-    """A refusal names the target and the key."""
+    """A refusal names the file and the key."""
     with pytest.raises(InvalidSettings, match=words):
-        SshSettings.of(Target("vm", "ssh", settings), tmp_path)
+        checked_settings(tmp_path / "vm.yaml", {"type": "ssh", **settings})
 
 
 def test_secrets_that_others_read_are_not_used(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine's end of a porter: it is started by a line of Python, then answers requests over one SSH channel.
+"""The engine's end of a porter: it is started by a line of Python, then answers requests over one channel.
 
 Many requests may be under way at once (decision 29).
 """
@@ -12,10 +12,11 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker_run.archive import archive_bytes
 from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.targets.background import start_thread
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure
 
@@ -26,7 +27,8 @@ BEGINS = b"stoker_run:"
 """How each line of the first talk begins: what login scripts print does not."""
 
 # No quote, no newline and no variable: the login shell may be any.
-_COMMAND = '-c "import sys;exec(sys.stdin.buffer.readline())"'
+_PROGRAM: Final = "import sys;exec(sys.stdin.buffer.readline())"
+_Found = TypeVar("_Found")
 
 _SOURCE = """
 import hashlib, json, os, shutil, sys
@@ -84,7 +86,7 @@ def command(*python: str) -> str:
     Args:
         python: The interpreter, or the words of a command that runs one.
     """
-    return f"{shlex.join(python)} {_COMMAND}"
+    return f'{shlex.join(python)} -c "{_PROGRAM}"'
 
 
 def first_line(folder: str, digest: str, size: int) -> bytes:
@@ -114,6 +116,29 @@ class ConnectionLost(Exception):
     """The connection is lost."""
 
 
+class _LocalProcess:
+    """A process of this machine, as asyncssh presents those of others."""
+
+    exit_signal = None
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        self.is_closing, self.close = process.stdin.is_closing, process.stdin.close
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status after its end."""
+        return self._process.returncode
+
+    async def wait_closed(self) -> None:
+        """Wait for its end."""
+        await self._process.wait()
+
+
 class Porter:
     """A process on the machine that answers requests.
 
@@ -122,7 +147,9 @@ class Porter:
         folder: The target's folder on the machine, absolute.
     """
 
-    def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:
+    def __init__(
+        self, process: asyncssh.SSHClientProcess[bytes] | _LocalProcess, settings: SshSettings
+    ) -> None:
         self._process = process
         self._settings = settings
         self.host = settings.host
@@ -135,34 +162,53 @@ class Porter:
     async def begin(
         cls, connection: asyncssh.SSHClientConnection, settings: SshSettings, within: Sequence[str] = ()
     ) -> Porter:
-        """Start a porter, and send the agent's zip if the machine lacks it.
+        """Start a porter on a machine that SSH reaches, and send the agent's zip if the machine lacks it.
 
         Args:
             within: The command that runs Python, instead of the target's interpreter.
 
         Raises:
             EngineFailure: There is no Python, or no room.
-            Cut: The connection is gone.
+            ConnectionLost: The connection is gone.
         """
-        process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
-            command(*(within or (settings.python,))), encoding=None
+        line = command(*(within or (settings.python,)))
+        porter = cls(await connection.create_process(line, encoding=None), settings)
+        await porter._install()
+        return porter
+
+    @classmethod
+    async def begin_here(
+        cls, within: Sequence[str], settings: SshSettings, environ: Mapping[str, str]
+    ) -> Porter:
+        """Start a porter by a command of this machine, as `begin` does on another one.
+
+        Args:
+            within: The command that runs Python.
+        """
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *within, "-c", _PROGRAM, stdin=pipe, stdout=pipe, stderr=pipe, env=environ
         )
-        porter = cls(process, settings)
+        porter = cls(_LocalProcess(process), settings)
+        await porter._install()
+        return porter
+
+    async def _install(self) -> None:
         archive = _archive()
-        process.stdin.write(first_line(settings.folder, sha256(archive).hexdigest(), len(archive)))
-        line = await porter._next_line()
+        digest = sha256(archive).hexdigest()
+        self._process.stdin.write(first_line(self._settings.folder, digest, len(archive)))
+        line = await self._next_line()
         if "wants" in line:
-            process.stdin.write(archive)
-            line = await porter._next_line()
+            self._process.stdin.write(archive)
+            line = await self._next_line()
         if "errno" in line:
-            raise porter._failure(line)
+            raise self._failure(line)
         if "old" in line:
-            raise porter._no_python(f"{settings.python} there is Python {line['old']}")
-        porter.folder, porter.interpreter, porter.path = (
+            raise self._no_python(f"{self._settings.python} there is Python {line['old']}")
+        self.folder, self.interpreter, self.path = (
             str(line[name]) for name in ("folder", "interpreter", "path")
         )
-        porter.archive = f"{porter.folder}/agents/{sha256(archive).hexdigest()}.zip"
-        return porter
+        self.archive = f"{self.folder}/agents/{digest}.zip"
 
     async def _next_line(self) -> dict[str, Any]:
         """Return the porter's next line; skip lines that login scripts print."""
@@ -193,7 +239,7 @@ class Porter:
 
         Raises:
             EngineFailure: It cannot be done.
-            Cut: The connection is gone.
+            ConnectionLost: The connection is gone.
         """
         answers = [answer async for answer in self.exchange([(request, data)])]
         return answers[0]
@@ -212,7 +258,7 @@ class Porter:
 
         Raises:
             EngineFailure: One cannot be done; the rest was not looked at.
-            Cut: The connection is gone.
+            ConnectionLost: The connection is gone.
         """
         awaited: asyncio.Queue[bool] = asyncio.Queue()
         asking = asyncio.ensure_future(self._send(requests, awaited, sent))
@@ -274,6 +320,15 @@ class Porter:
         """Close the porter."""
         self._process.close()
 
+    async def wait_closed(self) -> None:
+        """Wait until the porter has ended."""
+        await self._process.wait_closed()
+
+    async def call_blocking(self, work: Callable[[BlockingPorter], _Found]) -> _Found:
+        """Run a function that blocks, on a thread beside this loop."""
+        blocking = BlockingPorter(self)
+        return await asyncio.wrap_future(start_thread(lambda: work(blocking)))
+
     def _failure(self, reply: Mapping[str, Any]) -> EngineFailure:
         number, problem = reply["errno"], str(reply["error"])
         host, where = self._settings.host, reply.get("path") or self._settings.folder
@@ -294,3 +349,15 @@ class Porter:
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"name a folder that may be written to: folder: in targets/{self._settings.name}.yaml"
         return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {problem}", hint)
+
+
+class BlockingPorter:
+    """A porter for a function that blocks."""
+
+    def __init__(self, porter: Porter) -> None:
+        self.porter = porter
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, data: bytes = b"", /, **request: Any) -> tuple[dict[str, Any], bytes]:
+        """Send one request; return the answer and its bytes."""
+        return asyncio.run_coroutine_threadsafe(self.porter.ask(data, **request), self._loop).result()
