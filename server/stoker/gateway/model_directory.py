@@ -69,8 +69,11 @@ class ModelDirectory:
         for model in self.models.values():
             yield from model.services
 
-    def service(self, name: str | None) -> Service:
+    def service(self, name: str | None, path: str = "/score") -> Service:
         """Find the default version of a model by name; None means the only model.
+
+        Args:
+            path: Path of the request, which an error names behind a model where several are served.
 
         Raises:
             UnknownService: No model is served under this name, or several are and none was named.
@@ -91,17 +94,17 @@ class ModelDirectory:
             )
         if self.services:
             names = self._listed(" with one of: ", self.services)
-            raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>/score{names}.")
+            raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>{path}{names}.")
         raise UnknownService("No service is here now: none is loaded.")
 
     def _listed(self, before: str, names: Iterable[str]) -> str:
         """Names of models for the end of a message; empty where only callers with a key may know them."""
         return "" if self.hides_names else before + ", ".join(names)
 
-    def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
+    def deployment(self, headers: Mapping[bytes, bytes], path: str = "/score") -> Service:
         """Find the service for a path that names no model: a deployment of the endpoint, or the only model."""
         if self.traffic is None:
-            return self.service(None)
+            return self.service(None, path)
         shares, requested = self.traffic.endpoint.shares, headers.get(DEPLOYMENT_HEADER)
         if requested is not None:
             name = requested.decode("latin-1")

@@ -60,7 +60,7 @@ def test_fields_changed_by_others_are_not_overwritten() -> None:
     assert api.objects[root]["spec"]["replicas"] == 3
 
 
-def test_writes_of_controllers_meanwhile_are_no_change() -> None:
+def test_status_written_by_controllers_meanwhile_is_no_change() -> None:
     """They write a status at any time, and annotations: before the check, within it, and before the apply."""
 
     class BusyApi(PuppetApi):

@@ -126,7 +126,7 @@ def test_every_exit_has_words(code: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "is_blameless"), [(-9, True), (73, True), (70, False), (-11, False)])
-def test_end_by_a_kill_or_for_lack_of_memory_is_blameless(code: int, is_blameless: bool) -> None:
+def test_killed_process_and_one_without_memory_blame_no_model(code: int, is_blameless: bool) -> None:
     """The model that was being loaded then would get a process of its own, for which there may never be room."""
     assert ended_child(code).is_blameless == is_blameless
 

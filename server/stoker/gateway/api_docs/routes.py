@@ -13,7 +13,7 @@ from stoker.gateway.describing.openapi import describe_server
 from stoker.gateway.http.page_files import PageFiles
 from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.access import readable_services
 from stoker.samples.example_bodies import make_body
 from stoker.settings.files import read_sample_file
 
@@ -35,9 +35,8 @@ def docs_routes(gateway: Gateway) -> list[Route]:
         return []
 
     async def openapi(request: Request) -> Response:
-        caller = check_metadata_access(gateway, requester_of(request))
+        services = readable_services(gateway, requester_of(request))
         directory = gateway.directory
-        services = [service for name, service in directory.services.items() if caller.may_ask(name)]
         examples = await run_in_thread(_find_examples, services)
         leading = directory.only if directory.traffic is None else directory.traffic.endpoint.leading
         return JSONResponse(describe_server(services, leading, examples, gateway.settings.naming))

@@ -164,10 +164,9 @@ def check_posted(scope: Scope) -> None:
 
 def find_service(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
     """Find the service for a request whose path may name a model, by weight if the model's requests are split."""
-    name = scope["path_params"].get("name")
-    return gateway.directory.choose_version(
-        gateway.directory.deployment(headers) if name is None else gateway.directory.service(name), headers
-    )
+    directory, name = gateway.directory, scope["path_params"].get("name")
+    service = directory.deployment(headers, scope["path"]) if name is None else directory.service(name)
+    return directory.choose_version(service, headers)
 
 
 def with_body(answer: Answer, body: bytes) -> Answer:
