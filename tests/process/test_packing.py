@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
-from stoker_bench.networks.tables import write_table
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.patience import PROGRAM_S
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
+from tests.tables import write_table
 from tests.tiny_models import write_doubler, write_mlp
 
 from stoker.control.channel import ControlChannel
