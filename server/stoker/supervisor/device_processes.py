@@ -47,8 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 _END_TIMEOUT_S = 5.0
-_PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-"""Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them."""
+_PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_ARENA_MAX": "1"}
+"""Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them.
+
+Where they cannot be mapped, they lie in the one arena whose end `malloc_trim` gives back.
+"""
 _GROWTH: Final = 1.5
 _SLACK_BYTES: Final = 256 << 20
 """A process that packs is worn if it has more memory than its models took, times the one and plus the other."""
