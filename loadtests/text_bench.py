@@ -41,9 +41,9 @@ from stoker_bench.contestants.servers import (
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import closed_loop, http_caller
 from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
-from stoker_bench.reports import describe_machine, figure, markdown
+from stoker_bench.reports import aligned, describe_machine, figure
 
-STOKER, ALONE, KEY = "Stoker", "ONNX Runtime alone", "the key of a bench"
+STOKER, ALONE, KEY = "Stoker", "ONNX Runtime alone", "the-key-of-the-bench"
 TORCH = "torch==2.15.0"
 SERVICE = ("fastapi==0.165.0", "uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0", "orjson==3.13.0")
 OFFLINE = {"CUDA_VISIBLE_DEVICES": "-1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -235,7 +235,7 @@ def _table(taken: dict[str, list[Slice]], described: dict[str, str]) -> str:
         times = ratio(lambda one: one.rows_per_s, taken[STOKER], slices)
         cells = [figure(each) for each in (median.rows_per_s, median.p50_ms, median.p99_ms, times)]
         rows.append([name, described.get(name, "no HTTP, no tokens to make"), *cells])
-    return markdown(["", "how it was run", "texts/s", "p50 ms", "p99 ms", "Stoker ×"], rows)
+    return aligned(["", "how it was run", "texts/s", "p50 ms", "p99 ms", "Stoker ×"], rows)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ class Encoder(torch.nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor
     ) -> torch.Tensor:
         """Return the vector of each token."""
-        return self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
+        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self.bert(input_ids, **given).last_hidden_state
 
 
 def main(folder: Path) -> None:
@@ -93,10 +94,11 @@ def main(folder: Path) -> None:
     limits = {"max_seq_length": 512, "do_lower_case": False}
     (folder / "sentence_bert_config.json").write_text(json.dumps(limits))
     (folder / "onnx").mkdir(exist_ok=True)
-    ids = torch.ones(2, 7, dtype=torch.long)
+    # Tensors of their own: of one that is given twice, the exporter makes one input.
+    examples = tuple(torch.ones(2, 7, dtype=torch.long) for _ in INPUTS)
     free = {0: torch.export.Dim("rows", min=1, max=4096), 1: torch.export.Dim("tokens", min=2, max=512)}
     torch.onnx.export(
-        Encoder(bert), (ids, ids, 0 * ids), folder / "onnx" / "model.onnx", input_names=INPUTS,
+        Encoder(bert).eval(), examples, folder / "onnx" / "model.onnx", input_names=INPUTS,
         output_names=["last_hidden_state"], dynamic_shapes=dict.fromkeys(INPUTS, free), external_data=False,
     )  # fmt: skip
     lengths = np.random.default_rng(7).lognormal(np.log(85), 0.75, 4 * TEXTS)

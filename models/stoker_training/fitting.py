@@ -23,28 +23,9 @@ if TYPE_CHECKING:
 PIXELS = 784
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a network is trained where the spec leaves it open.
-
-    Attributes:
-        learning_rate: Adam's, at the start; it falls to 0 along a half cosine.
-    """
-
-    epochs: int
-    learning_rate: float
-
-
-_PLANS: dict[Network, Plan] = {
-    "softmax": Plan(epochs=20, learning_rate=2e-3),
-    "mlp": Plan(epochs=14, learning_rate=2e-3),
-    "cnn": Plan(epochs=12, learning_rate=2e-3),
-}
-
-
-def plan(network: Network) -> Plan:
-    """Return how `network` is trained by default."""
-    return _PLANS[network]
+_EPOCHS: dict[Network, int] = {"softmax": 20, "mlp": 14, "cnn": 12}
+_LEARNING_RATE = 2e-3
+"""Adam's, at the start; it falls to 0 along a half cosine."""
 
 
 def build(network: Network) -> keras.Model:
@@ -145,12 +126,12 @@ def fit(
     batch_rows = rows_per_device * devices
     if devices > 1:
         say(f"Training on {devices} devices at once: {rows_per_device} rows each, {batch_rows} in one step.")
-    epochs = spec.epochs or plan(spec.network).epochs
+    epochs = spec.epochs or _EPOCHS[spec.network]
     steps = math.ceil(len(training) / batch_rows)
     with strategy.scope():
         model = build(spec.network)
         optimizer = keras.optimizers.Adam(
-            keras.optimizers.schedules.CosineDecay(plan(spec.network).learning_rate, epochs * steps)
+            keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, epochs * steps)
         )
         if workers is not None:
             optimizer.build(model.trainable_variables)

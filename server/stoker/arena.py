@@ -52,8 +52,7 @@ def caller_of(placed: int) -> int:
     return placed & CALLER_MASK
 
 
-HAS_MANY_CORES: Final = usable_cores() >= 8
-AWAKE_NS: Final = 2_000_000 if HAS_MANY_CORES else 300_000
+AWAKE_NS: Final = 2_000_000 if usable_cores() >= 8 else 300_000
 """How long each side of an exchange polls before it sleeps, while rows come and go one at a time.
 
 Waking a sleeping process costs tens of microseconds, more than a small model computes. Among many cores, one that

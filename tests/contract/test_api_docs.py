@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.contract.in_process import KEY, InProcessServer
 from tests.puppets import PuppetRuntime
-
-from stoker.keys.access import Access
-from stoker.keys.keyring import Keys
-from stoker.keys.verifier import KeyVerifier
 
 PATHS = ("/openapi.json", "/docs", "/docs/", "/docs/files/docs.js")
 
@@ -34,18 +29,6 @@ def test_description_needs_a_key_as_other_metadata_do(server: InProcessServer) -
     (scheme,) = operation["security"][0]
     assert described["components"]["securitySchemes"][scheme]["scheme"] == "bearer"
     assert "data" in operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
-
-
-def test_description_has_only_the_models_that_a_key_opens() -> None:
-    """The key of one model's service is told nothing of another's inputs."""
-    with InProcessServer({"digits": PuppetRuntime(), "letters": PuppetRuntime()}, key=KEY) as server:
-        services = server.gateway.directory.services
-        keys = Keys("another-key-of-the-tests", "another-key-of-the-tests")
-        services["letters"].access = Access(KeyVerifier(Path("no-keys"), "letters", keys))
-        for server.key, others in ((KEY, "letters"), (keys.primary, "digits")):
-            paths = json.loads(server.ask("GET", "/openapi.json").body)["paths"]
-            assert len([path for path in paths if path.endswith("/score")]) == 1
-            assert not any(others in path for path in paths)
 
 
 def test_example_of_the_description_is_scored(server: InProcessServer) -> None:

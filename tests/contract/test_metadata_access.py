@@ -125,6 +125,37 @@ def test_a_key_is_for_its_model() -> None:
             assert tuple(ask(running, "GET", path, key).status for key in (KEY, other)) == statuses
 
 
+def test_description_has_only_models_that_the_key_opens() -> None:
+    """A key of one model sees the paths of that model; the admin key, and anybody where metadata are open, all."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
+        PuppetSupervisor(running.gateway, with_admin_key(ADMIN))
+        other = "the-key-of-the-other-model"
+        verifier = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
+        running.gateway.directory.services["other"].access = Access(verifier)
+
+        def described(key: str | None) -> set[str]:
+            paths = ask(running, "GET", "/openapi.json", key).json()["paths"]
+            return {path.split("/")[4] for path in paths if path.startswith("/api/v1/service/")}
+
+        assert described(KEY) == {"model"}
+        assert described(other) == {"other"}
+        assert described(ADMIN) == {"model", "other"}
+        assert ask(running, "GET", "/openapi.json", None).status == 401
+        running.set(metadata_need_key=False)
+        assert described(None) == {"model", "other"}
+
+
+@pytest.mark.parametrize("path", ["/score", "/invocations", "/v1/embeddings", "/v1/rerank"])
+def test_error_of_a_path_without_a_model_names_the_path_with_one(path: str) -> None:
+    """Where several models are served, callers of each API learn the path of that API."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
+        answer = ask(running, "POST", path, KEY)
+    assert answer.status == 404
+    assert f"use /api/v1/service/<name>{path}." in answer.body.decode()
+
+
 def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
     """A named key with a scope sees no other customer's models: in lists, statistics, events and the console."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough

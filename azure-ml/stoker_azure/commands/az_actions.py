@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.commands.terminal import note
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError
 from stoker.system.extensions import find_command
-from stoker_runs.commands.run_output import note
 
 if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace

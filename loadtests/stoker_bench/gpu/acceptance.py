@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
 from stoker_bench.generators.scoring_request import ScoringRequest, random_rows
 from stoker_bench.gpu.ceiling import Ceiling, measure_ceiling
+from stoker_bench.gpu.many_models import load_on_demand, lose_device, share_fairly
 from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, WireDtype
 from stoker_bench.gpu.peers import PEERS, GpuPeer
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
 from stoker_bench.gpu.server import GpuServer, ServingOptions
+from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.reports import aligned, figure, say
 
 _LOADED: Final = re.compile(r"loaded in ([\d.]+) s, warm after ([\d.]+) s")
@@ -31,6 +35,12 @@ _IMAGE_CALLERS: Final = 64
 """For each frontend, half of the images that it lets wait."""
 _BERT_ROWS: Final = (1, 64)
 _BERT_CALLERS: Final = 256
+_DEMAND_MODELS: Final = 200
+_DEMAND_MB: Final = 20 << 10
+_DEMAND_S: Final = 60.0
+_SHARING_MODELS: Final = 8
+_TENSORFLOW_START_S: Final = 180.0
+_TESTS_S: Final = 300.0
 _PYTORCH_START_S: Final = 120.0
 """Most time for importing PyTorch, capturing and exporting."""
 
@@ -56,14 +66,24 @@ AIMS: Final = {
     "poisson": Aim("Poisson arrivals, p99 ≤ 15 ms, of the ceiling", 0.92, "0.62"),
     "large rows": Aim("float32 rows of 602 kB, 256 callers, of the ceiling with copies", 0.95, "0.71"),
     "lone resnet50": Aim("lone caller over the runtime with copies, ResNet-50", 1.25, "2.1", at_least=False),
-    "lone mlp": Aim("lone caller over the runtime with copies, MLP", 3.0, "6", at_least=False),
+    "lone mlp": Aim("lone caller over the runtime with copies, MLP", 2.5, "6", at_least=False),
     "bert onnx": Aim(
         "BERT-base, 128 tokens, FP16, 256 callers, of PyTorch's captured rate with 64 rows", 0.75, "0.38"
     ),
     "bert lone": Aim("the same, lone caller, the faster runtime, of PyTorch's rate with 1 row", 0.75, "0.29"),
     "bert torch": Aim("the same, 256 callers, served by the PyTorch runtime", 0.97, "-"),
+    "poisson 100": Aim("Poisson arrivals, p99 ≤ 100 ms, of the ceiling", 0.99, "-"),
     "load": Aim("load of ResNet-50, s", 4.0, "14.5", at_least=False),
+    "load again": Aim("the same, from the workspace's cache, s", 1.5, "-", at_least=False),
     "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
+    "tensorflow": Aim("SavedModel with XLA, 256 callers, of TensorFlow alone", 0.9, "-"),
+    "tensorrt": Aim("ResNet-50 FP16 by TensorRT, 64 callers, of ONNX Runtime's CUDA provider", 1.0, "-"),
+    "demand wrong": Aim("200 models on demand, answers of another model", 0, "-", at_least=False),
+    "demand memory": Aim("the same, memory at each second, of the budget", 1.0, "-", at_least=False),
+    "demand p99": Aim("the same, p99 of a loaded model beside loads, × without", 1.5, "-", at_least=False),
+    "sharing": Aim("8 models that share the card, lowest rate of the mean", 0.5, "-"),
+    "lost": Aim("a killed device process, seconds until callers are told", 2.0, "-", at_least=False),
+    "tests": Aim("tests/gpu, tests that failed", 0, "-", at_least=False),
 }
 
 
@@ -98,6 +118,7 @@ class AcceptanceOptions:
     processes: int = 6
     frontends: int = 8
     poisson: PoissonOptions = field(default_factory=PoissonOptions)
+    slow_poisson: PoissonOptions = field(default_factory=lambda: PoissonOptions(100.0, steps=4, least=0.9))
     quick: bool = False
 
 
@@ -173,11 +194,19 @@ class AcceptanceBench:
     def run(self) -> Acceptance:
         """Measure all bounds; one that cannot be measured is noted with its reason."""
         steps: list[tuple[tuple[str, ...], Callable[[], None]]] = [
-            (("closed 512", "closed 64", "poisson", "lone resnet50", "load"), self._resnet50),
+            (
+                ("closed 512", "closed 64", "poisson", "poisson 100", "lone resnet50", "load", "load again"),
+                self._resnet50,
+            ),
             (("images",), self._images),
             (("large rows",), self._large_rows),
             (("lone mlp",), self._mlp),
             (("bert onnx", "bert lone", "bert torch"), self._bert),
+            (("demand wrong", "demand memory", "demand p99"), self._on_demand),
+            (("sharing", "lost"), self._sharing),
+            (("tensorrt",), self._tensorrt),
+            (("tensorflow",), self._tensorflow),
+            (("tests",), self._tests),
         ]
         for keys, measure in steps:
             try:
@@ -206,17 +235,16 @@ class AcceptanceBench:
         self,
         model: GpuModel,
         max_batch_rows: int = 256,
-        image_size: tuple[int, int] | None = None,
+        others: Sequence[Path] = (),
+        **more: Any,
     ) -> GpuServer:
+        """Return a server; `more` are further `ServingOptions`."""
         say(f"starting Stoker with {model.name}")
         self._servers += 1
         options = ServingOptions(
-            self._options.device,
-            max_batch_rows,
-            frontends=self._options.frontends,
-            image_size=image_size,
+            self._options.device, max_batch_rows, frontends=self._options.frontends, **more
         )
-        return GpuServer(model, options, self._folder / f"server{self._servers}")
+        return GpuServer(model, options, self._folder / f"server{self._servers}", others)
 
     def _load(self, request: ScoringRequest, callers: int) -> LoadFigures:
         say(f"{callers} callers")
@@ -243,17 +271,26 @@ class AcceptanceBench:
                 values[f"closed {callers}"] = rows_per_s / ceiling.rows_per_s
             values["lone resnet50"] = self._load_row(server, 1).p50_ms / _copied_ms(ceiling)
             say("Poisson arrivals")
-            request = server.request(random_rows(1, model.row_shape))
-            search = search_poisson(request, ceiling.rows_per_s, self._options.poisson)
-            values["poisson"] = search.of_ceiling
-            self.found.notes.append(
-                f"Poisson arrivals by {search.generator}: {figure(search.rate_per_s)} rows/s"
-            )
-            if search.best:
-                self.found.notes[-1] += f", p99 {figure(search.best.p99_ms)} ms"
+            for key, options in (
+                ("poisson", self._options.poisson),
+                ("poisson 100", self._options.slow_poisson),
+            ):
+                values[key] = self._poisson(server, ceiling, options)
             values["load"] = _load_s(server.log())
+        with server:
+            values["load again"] = _load_s(server.log())
         for peer in PEERS:
             self._peer(peer, model)
+
+    def _poisson(self, server: GpuServer, ceiling: Ceiling, options: PoissonOptions) -> float:
+        """Search the highest rate of Poisson arrivals; returns it over the ceiling."""
+        request = server.request(random_rows(1, server.model.row_shape))
+        search = search_poisson(request, ceiling.rows_per_s, options)
+        note = f"Poisson arrivals by {search.generator}, p99 ≤ {options.limit_ms:g} ms"
+        self.found.notes.append(f"{note}: {figure(search.rate_per_s)} rows/s")
+        if search.best:
+            self.found.notes[-1] += f", p99 {figure(search.best.p99_ms)} ms"
+        return search.of_ceiling
 
     def _images(self) -> None:
         averages = self._maker.make_averages() if self._options.quick else None
@@ -300,6 +337,82 @@ class AcceptanceBench:
             # Whether it is captured, and if not, why.
             self.found.notes += [line for line in server.log().splitlines() if ": execution " in line]
 
+    def _copies(self, count: int) -> tuple[GpuModel, list[Path], list[NDArray[np.float32]]]:
+        """Write perceptrons with weights of their own; returns the first, the others, and the outputs of one row."""
+        model = self._maker.make("mlp", "fp32", "float32")
+        networks = [seeded_mlp(self._maker.seed + number) for number in range(count)]
+        others = [self._folder / f"mlp{number}.onnx" for number in range(1, count)]
+        for network, path in zip(networks[1:], others, strict=True):
+            network.save(path)
+        rows = random_rows(1, model.row_shape)
+        return model, others, [network.logits(rows) for network in networks]
+
+    def _on_demand(self) -> None:
+        model, others, expected = self._copies(4 if self._options.quick else _DEMAND_MODELS)
+        options = {"max_batch_rows": 64, "memory_mb": _DEMAND_MB}
+        with self._server(model, others=others, **options) as server:
+            seconds = 2.0 if self._options.quick else _DEMAND_S
+            figures = load_on_demand(server, expected, random_rows(1, model.row_shape), seconds)
+        values = self.found.values
+        values["demand wrong"], values["demand p99"] = figures.wrong, figures.slowdown
+        self.found.notes.append(f"{len(expected)} models on demand: {figures.right} right answers")
+        if figures.memory_bytes:
+            values["demand memory"] = max(figures.memory_bytes) / (_DEMAND_MB << 20)
+        else:
+            raise BenchedServerError("there is no GPU whose memory could be read")
+
+    def _sharing(self) -> None:
+        model, others, _ = self._copies(2 if self._options.quick else _SHARING_MODELS)
+        rows = random_rows(1, model.row_shape)
+        with self._server(model, others=others) as server:
+            fairness = share_fairly(server, 1 + len(others), rows, self._options.seconds)
+            self.found.values["sharing"] = fairness
+            self.found.values["lost"] = lose_device(server, rows)
+
+    def _tensorrt(self) -> None:
+        self._require_gpu()
+        if find_spec("tensorrt") is None:
+            raise BenchedServerError("TensorRT is not installed: pip install 'tensorrt-cu13<11'")
+        model, rates = self._model("resnet50", "fp16", "uint8"), []
+        for provider in ("cuda", "tensorrt"):
+            with self._server(model, 64, settings={"provider": provider}) as server:
+                server.check()
+                rates.append(self._load_row(server, 64).requests_per_s)
+        self.found.values["tensorrt"] = rates[1] / rates[0]
+
+    def _tensorflow(self) -> None:
+        self._require_gpu()
+        if find_spec("tensorflow") is None:
+            raise BenchedServerError("TensorFlow is not installed: pip install 'tensorflow[and-cuda]'")
+        mlp, folder = self._maker.make("mlp", "tf32", "float32"), self._folder / "saved_model"
+        command = [sys.executable, "-m", "stoker_bench.gpu.tensorflow_alone", str(folder)]
+        command += ["--device", self._options.device, "--seed", str(self._maker.seed)]
+        command += ["--rows", "64", "--seconds", str(self._options.seconds)]
+        alone = orjson.loads(output_of(command, _TENSORFLOW_START_S).splitlines()[-1])["rows_per_s"]
+        model = replace(mlp, path=folder, reference=mlp.path)
+        with self._server(model, 64, settings={"xla": True, "batch_buckets": [1, 8, 64]}) as server:
+            server.check()
+            self.found.values["tensorflow"] = self._load_row(server, 256).requests_per_s / alone
+
+    def _tests(self) -> None:
+        self._require_gpu()
+        folder = Path(__file__).parents[3]
+        if not (folder / "tests/gpu").is_dir() or find_spec("pytest") is None:
+            raise BenchedServerError("the tests are in a clone of the project, and need pytest")
+        command = [sys.executable, "-m", "pytest", "tests/gpu", "-rfE", "-k", "not bench"]
+        ended = subprocess.run(
+            command, cwd=folder, timeout=_TESTS_S, capture_output=True, text=True, check=False
+        )
+        if ended.returncode not in (0, 1):
+            raise BenchedServerError(f"pytest ended with {ended.returncode}: {ended.stdout[-500:]}")
+        failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        self.found.values["tests"] = len(failed)
+        self.found.notes += failed
+
+    def _require_gpu(self) -> None:
+        if self._options.quick or self._options.device == "cpu":
+            raise BenchedServerError("it is measured on a GPU, and not in quick runs")
+
     def _add_ceiling(self, ceiling: Ceiling) -> None:
         """Note the fastest way of each batch size, and why others failed."""
         for rows in _BERT_ROWS:
@@ -313,7 +426,7 @@ class AcceptanceBench:
 
     def _pytorch(self, sizes: str, exported: Path) -> Sequence[Alone]:
         """Measure the same network in PyTorch and export it, or take the figures that were measured before."""
-        if importlib.util.find_spec("torch") is None:
+        if find_spec("torch") is None:
             self.found.notes.append("PyTorch is not installed: BERT is compared with figures of 2026-11-26")
             return PYTORCH
         say("BERT, PyTorch alone")
@@ -369,11 +482,13 @@ def _photo() -> bytes:
 def quick(options: AcceptanceOptions) -> AcceptanceOptions:
     """The same with seconds that measure nothing."""
     poisson = replace(options.poisson, limit_ms=1000, seconds=0.3, confirm_seconds=0.3, steps=1, processes=1)
+    poisson = replace(poisson, connections=16)
     return replace(
         options,
         seconds=0.3,
         processes=1,
         frontends=1,
-        poisson=replace(poisson, connections=16),
+        poisson=poisson,
+        slow_poisson=poisson,
         quick=True,
     )

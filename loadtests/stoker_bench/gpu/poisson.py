@@ -33,6 +33,7 @@ class PoissonOptions:
         seconds: Duration of each trial.
         confirm_seconds: Duration of the confirming run with other arrivals.
         steps: Number of halvings of the range of rates.
+        least: The lowest rate of that range, of the ceiling.
         processes: Number of processes that share the arrivals; the sum of their Poisson processes is one.
         connections: Number of kept-alive connections of all processes.
         seed: Seed of the arrivals.
@@ -43,6 +44,7 @@ class PoissonOptions:
     seconds: float = 4.0
     confirm_seconds: float = 8.0
     steps: int = 6
+    least: float = 0.0
     processes: int = 4
     connections: int = 1024
     seed: int = 1
@@ -100,9 +102,8 @@ class PoissonSearch:
         return next((run for run in reversed(self.runs) if run.valid), None) if self.rate_per_s else None
 
 
-def highest_rate(is_valid: Callable[[float], bool], upper: float, steps: int) -> float:
-    """Return the highest rate below `upper` that was found valid by halving the range; 0 if none was."""
-    lower = 0.0
+def highest_rate(is_valid: Callable[[float], bool], upper: float, steps: int, lower: float = 0.0) -> float:
+    """Return the highest rate below `upper` that was found valid by halving the range; `lower` if none was."""
     for _ in range(steps):
         middle = (lower + upper) / 2
         if is_valid(middle):
@@ -143,7 +144,10 @@ def search_poisson(
         return runs[-1].valid
 
     found = highest_rate(
-        lambda rate: is_valid(rate, options.seconds, options.seed), ceiling_rows_per_s, options.steps
+        lambda rate: is_valid(rate, options.seconds, options.seed),
+        ceiling_rows_per_s,
+        options.steps,
+        options.least * ceiling_rows_per_s,
     )
     rate = confirmed_rate(
         lambda rate: is_valid(rate, options.confirm_seconds, options.seed + 1 + len(runs)), found

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from PIL import Image
 from stoker_bench.contestants.servers import post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import GeneratorError
-from stoker_bench.gpu import acceptance
+from stoker_bench.gpu import acceptance, many_models
 from stoker_bench.gpu.acceptance import AIMS, Acceptance, AcceptanceBench, AcceptanceOptions, quick
 from stoker_bench.gpu.ceiling import measure_ceiling
 from stoker_bench.gpu.models import ModelMaker
@@ -49,7 +50,8 @@ def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch:
     def whole(bench: AcceptanceBench) -> None:
         bench.found.values["lone mlp"] = 2.0
 
-    for name in ("_resnet50", "_images", "_large_rows", "_bert"):
+    others = ("_on_demand", "_sharing", "_tensorrt", "_tensorflow", "_tests")
+    for name in ("_resnet50", "_images", "_large_rows", "_bert", *others):
         monkeypatch.setattr(AcceptanceBench, name, half)
     monkeypatch.setattr(AcceptanceBench, "_mlp", whole)
     found = AcceptanceBench(AcceptanceOptions("cpu"), tmp_path).run()
@@ -107,7 +109,7 @@ def test_without_pytorch_bert_is_compared_with_earlier_figures(
     def fail(*_: object) -> str:
         raise GeneratorError("no CUDA")
 
-    monkeypatch.setattr(acceptance.importlib.util, "find_spec", lambda _: object() if is_installed else None)
+    monkeypatch.setattr(acceptance, "find_spec", lambda _: object() if is_installed else None)
     monkeypatch.setattr(acceptance, "output_of", fail)
     bench = AcceptanceBench(AcceptanceOptions("cpu"), tmp_path)
     figures = bench._pytorch("base", tmp_path / "bert.pt2")
@@ -129,7 +131,7 @@ def test_pytorch_measures_the_network_that_is_served(tmp_path: Path, monkeypatch
         figures = [{"rows": 1, "rows_per_s": 1000, "ms": 1.0}, {"rows": 64, "rows_per_s": 9000, "ms": 7.1}]
         return f"a warning\n{json.dumps(figures)}\n"
 
-    monkeypatch.setattr(acceptance.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(acceptance, "find_spec", lambda _: object())
     monkeypatch.setattr(acceptance, "output_of", measure)
     figures = AcceptanceBench(AcceptanceOptions("cuda:1"), tmp_path)._pytorch("base", tmp_path / "bert.pt2")
     assert [(each.rows, each.rows_per_s, each.ms) for each in figures] == [(1, 1000, 1.0), (64, 9000, 7.1)]
@@ -160,3 +162,59 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     peer = GpuPeer("none", "none.py", "no_such_package")
     with pytest.raises(BenchedServerError, match="no_such_package is not installed"):
         peer.start(model, "cpu", tmp_path).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [("_tensorflow", "TensorFlow"), ("_tensorrt", "TensorRT"), ("_tests", "pytest")],
+)
+def test_missing_packages_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, why: str
+) -> None:
+    """A row without what it needs has its reason; nothing is started."""
+    monkeypatch.setattr(acceptance, "find_spec", lambda _: None)
+    bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
+    with pytest.raises(BenchedServerError, match=why):
+        getattr(bench, step)()
+    with pytest.raises(BenchedServerError, match="on a GPU"):
+        getattr(AcceptanceBench(quick(AcceptanceOptions("cuda:0")), tmp_path), step)()
+
+
+def test_failed_tests_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both failures and errors count; a run without tests is no figure."""
+    output = "FAILED tests/gpu/a.py::b\nERROR tests/gpu/c.py::d\nx FAILED\n"
+    ended = SimpleNamespace(returncode=1, stdout=output)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
+    bench._tests()
+    assert bench.found.values["tests"] == 2
+    assert bench.found.notes == output.splitlines()[:2]
+    ended.returncode = 5
+    with pytest.raises(BenchedServerError, match="ended with 5"):
+        bench._tests()
+
+
+def test_models_on_demand_are_measured_beside_a_loaded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of models with other weights are told apart, and the memory is that of each second."""
+    monkeypatch.setattr(many_models, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
+    used = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(
+        many_models, "read_memory", lambda _: {"GPU-1": SimpleNamespace(used_bytes=next(used))}
+    )
+    bench = AcceptanceBench(quick(AcceptanceOptions("cpu")), tmp_path)
+    bench._on_demand()
+    values = bench.found.values
+    assert values["demand wrong"] == 0
+    assert values["demand p99"] > 0
+    (note,) = bench.found.notes
+    assert note.startswith("4 models on demand: ")
+
+
+def test_models_that_share_a_device_are_compared_and_its_loss_is_noticed(tmp_path: Path) -> None:
+    """On the CPU, with two models."""
+    bench = AcceptanceBench(quick(AcceptanceOptions("cpu")), tmp_path)
+    bench._sharing()
+    assert 0 < bench.found.values["sharing"] <= 1
+    assert bench.found.is_met("lost")

@@ -28,3 +28,14 @@ def test_a_file_of_pytorch_has_the_precision_of_its_weights(tmp_path: Path) -> N
     assert deployment(model, ServingOptions("cuda:0"))["models"][0].get("precision") is None
     onnx = dataclasses.replace(model, path=path.with_suffix(".onnx"))
     assert deployment(onnx, ServingOptions("cuda:0"))["models"][0]["precision"] == "fp16"
+
+
+def test_further_models_are_served_alike(tmp_path: Path) -> None:
+    """Each has a name of its own, and the options of the first; they share a budget."""
+    model = GpuModel("mlp", "fp32", "float32", tmp_path / "model.onnx", "images", (2,))
+    options = ServingOptions("cuda:0", 64, memory_mb=100, settings={"optimize": "off"})
+    document = deployment(model, options, [tmp_path / "b.onnx"])
+    assert document["memory_mb"] == 100
+    first, second = document["models"]
+    assert second == {**first, "name": "bench1", "path": str(tmp_path / "b.onnx")}
+    assert first["optimize"] == "off"

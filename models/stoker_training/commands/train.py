@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.commands.terminal import add_workspace_argument
+from stoker.commands.terminal import add_workspace_argument, note
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install, onnx_extra
-from stoker_runs.commands.run_output import DETACHED, note, stream
+from stoker_runs.commands.run_output import DETACHED, stream
 
 if TYPE_CHECKING:
     import argparse

@@ -42,53 +42,36 @@ class Appender:
 
     def append(self, line: bytes) -> None:
         """Write a line, which ends in a newline."""
-        if self._held:
-            self._held.append(line)
-            self.flush()
-            return
-        try:
-            if self._file < 0:
-                self._open()
-            written = os.write(self._file, line)
-        except OSError as error:
-            self._hold(line, error)
-            return
-        if written != len(line):
-            self._torn = True
-            self._hold(line, OSError("the disk is full"))
+        was_held = bool(self._held)
+        self._held.append(line)
+        error = self.flush()
+        if error is not None and not was_held:
+            sys.stderr.write(f"stoker_run: {self.path} cannot be written ({error}); it is tried again\n")
 
-    def flush(self) -> None:
-        """Try to write held lines."""
+    def flush(self) -> Optional[OSError]:
+        """Try to write held lines; return why that failed, or None."""
         try:
-            if self._file < 0:
-                self._open()
+            if self._held and self._file < 0:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._file = os.open(str(self.path), flags, 0o644)
             while self._held:
                 # A line that was cut short is written again as a whole: its rest alone would not be JSON.
                 line = b"\n" + self._held[0] if self._torn else self._held[0]
-                if os.write(self._file, line) != len(line):
-                    self._torn = True
-                    return
-                self._torn = False
+                self._torn = os.write(self._file, line) != len(line)
+                if self._torn:
+                    return OSError("the disk is full")
                 self._held.popleft()
-        except OSError:
-            return
+        except OSError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """Write held lines if possible, and close the file."""
-        if self._held:
-            self.flush()
+        self.flush()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(str(self.path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def _hold(self, line: bytes, error: OSError) -> None:
-        if not self._held:
-            sys.stderr.write(f"stoker_run: {self.path} cannot be written ({error}); it is tried again\n")
-        self._held.append(line)
 
 
 def append_json(path: Path, value: Dict[str, Any]) -> None:

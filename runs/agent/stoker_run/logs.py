@@ -96,28 +96,14 @@ class Log:
             self._write(shown, now)
 
     def _write(self, data: bytes, now: float) -> None:
-        if self._held:
-            self._hold(data)
-            return
-        try:
-            written = os.write(self._file, data)
-        except OSError as error:
-            self._failed(data, error, now)
-            return
-        if written < len(data):
-            self._failed(data[written:], OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), now)
-
-    def _failed(self, data: bytes, error: OSError, now: float) -> None:
-        self.problem = f"the log cannot be written: {error.strerror}"
-        self._tried_at = now
-        self._hold(data)
-
-    def _hold(self, data: bytes) -> None:
         if self._held_bytes + len(data) > _HELD_BYTES:
             self._missing_bytes += len(data)
             return
+        was_held = bool(self._held)
         self._held.append(data)
         self._held_bytes += len(data)
+        if not was_held:
+            self._retry(now)
 
     def _retry(self, now: float) -> None:
         self._tried_at = now
@@ -128,15 +114,17 @@ class Log:
                 rest = self._held[0][written:]
                 if rest:
                     self._held[0] = rest
+                    self.problem = f"the log cannot be written: {os.strerror(errno.ENOSPC)}"
                     return
                 self._held.popleft()
             if self._missing_bytes:
                 text = f"\n[{self._missing_bytes} bytes are missing here: the disk was full]\n"
                 self._missing_bytes = 0
                 os.write(self._file, text.encode("ascii"))
-        except OSError:
-            return
-        self.problem = None
+        except OSError as error:
+            self.problem = f"the log cannot be written: {error.strerror}"
+        else:
+            self.problem = None
 
 
 def last_lines(tail: bytes, count: int = 20) -> List[str]:

@@ -126,10 +126,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         """Refuse: what was logged stays."""
         raise MlflowException("a run is deleted by 'stoker runs delete', not by its script")
 
-    def search_runs(self, *_arguments: Any, **_keywords: Any) -> Any:
-        """The runs of this process."""
-        return PagedList([self.get_run(run_id) for run_id in self._runs], None)
-
     def _search_runs(self, *_arguments: Any, **_keywords: Any) -> Any:
         return [self.get_run(run_id) for run_id in self._runs], None
 

@@ -7,42 +7,29 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.commands.terminal import add_json_argument, print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.errors import InvalidSettings
 from stoker.settings.names import did_you_mean, read_address
 from stoker.system.logs import escaped
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note
+from stoker_runs.commands.run_output import add_actions, found_workspace, run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    common = common_arguments()
-    actions = parser.add_subparsers(dest="datasets_action", required=True, metavar="ACTION")
-    register = actions.add_parser("register", parents=[common], help="give data a name and a version")
-    register.add_argument("name", metavar="NAME", help="the data set's name")
+    add = add_actions(parser)
+    one = argparse.ArgumentParser(add_help=False)
+    one.add_argument("name", metavar="NAME", help="the data set's name")
+    register = add("register", _register, "give data a name and a version", one)
     register.add_argument(
         "places", nargs="+", metavar="PLACE", help="STORE/PATH with * and ** for patterns, or an address"
     )
     register.add_argument("--description", default="", metavar="TEXT", help="what it is")
     register.add_argument("--new-version", action="store_true", help="a new version if it has other places")
-    register.set_defaults(datasets_run=_register)
-    listing = actions.add_parser("list", parents=[common], help="list the data sets")
-    add_json_argument(listing)
-    listing.set_defaults(datasets_run=_list)
-    show = actions.add_parser("show", parents=[common], help="show the versions of a data set")
-    show.add_argument("name", metavar="NAME", help="the data set's name")
-    add_json_argument(show)
-    show.set_defaults(datasets_run=_show)
+    add("list", _list, "list the data sets", json=True)
+    add("show", _show, "show the versions of a data set", one, json=True)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: There is no such data set or store.
-    """
-    exit_code: int = args.datasets_run(args)
-    return exit_code
+run = run_action
 
 
 def _register(args: argparse.Namespace) -> int:

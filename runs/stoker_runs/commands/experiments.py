@@ -6,37 +6,24 @@ import argparse
 import sys
 from collections import Counter
 
-from stoker.commands.terminal import add_json_argument, print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.system.logs import escaped
-from stoker_runs.commands.run_output import common_arguments, found_store, note, time_text
+from stoker_runs.commands.run_output import add_actions, found_store, run_action, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    common = common_arguments()
-    actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", parents=[common], help="list all experiments")
+    add = add_actions(parser)
+    one = argparse.ArgumentParser(add_help=False)
+    one.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
+    listing = add("list", _list, "list all experiments", json=True)
     listing.add_argument("--all", action="store_true", help="also list archived experiments")
-    add_json_argument(listing)
-    listing.set_defaults(experiments_run=_list)
-    for name, text in (
-        ("archive", "hide an experiment and its runs from lists, without removing them"),
-        ("restore", "show an archived experiment in lists again"),
-    ):
-        one = actions.add_parser(name, parents=[common], help=text)
-        one.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
-        one.set_defaults(experiments_run=_archive)
-    show = actions.add_parser(
-        "show", parents=[common], help="show an experiment: its runs by status, and its metrics"
-    )
-    show.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
-    show.set_defaults(experiments_run=_show)
+    add("archive", _archive, "hide an experiment and its runs from lists, without removing them", one)
+    add("restore", _archive, "show an archived experiment in lists again", one)
+    add("show", _show, "show an experiment: its runs by status, and its metrics", one)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand."""
-    exit_code: int = args.experiments_run(args)
-    return exit_code
+run = run_action
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -71,7 +58,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _archive(args: argparse.Namespace) -> int:
-    restore = args.experiments_action == "restore"
+    restore = args.action == "restore"
     found_store(args).archive(args.experiment, restore=restore)
     sys.stdout.write(f"{args.experiment} is {'back in' if restore else 'out of'} the lists\n")
     return 0

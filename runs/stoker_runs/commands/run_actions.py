@@ -9,17 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.commands.terminal import note
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import (
-    exit_code_of,
-    found_store,
-    found_workspace,
-    note,
-    stream,
-    write_bytes,
-)
+from stoker_runs.commands.run_output import exit_code_of, found_store, found_workspace, stream, write_bytes
 from stoker_runs.errors import SubmissionRefused, UnknownRun
 
 if TYPE_CHECKING:
@@ -65,16 +59,11 @@ def wait_for_runs(args: argparse.Namespace) -> int:
 
 def cancel_runs(args: argparse.Namespace) -> int:
     """Leave word for the runners of one run or of all."""
-    from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.records.index import RunIndex
 
     store = found_store(args)
     if (args.reference is None) != args.all:
         raise InvalidSettings("name the run to cancel, or give --all")
-    try:
-        grace_s = None if args.grace is None else read_duration_s(args.grace)
-    except ValueError as error:
-        raise InvalidSettings(f"--grace {error}") from None
     if args.all:
         going_on = [store.get(run_id) for run_id in RunIndex(store).unfinished_runs()]
     else:
@@ -84,7 +73,7 @@ def cancel_runs(args: argparse.Namespace) -> int:
         if state.is_terminal:
             note(f"{folder.id} is {state.status.value} already")
             continue
-        folder.request_cancel("by its user", _now_ms(), grace_s)
+        folder.request_cancel("by its user", _now_ms(), args.grace)
         sys.stdout.write(f"{folder.id} is told to end\n")
     return 0
 

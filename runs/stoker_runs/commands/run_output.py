@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import add_workspace_argument
-from stoker.system.logs import escaped_lines
+from stoker.commands.terminal import add_json_argument, add_workspace_argument, note, option_of, sentence
 
 if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 DETACHED: Final = 130
 """Exit status of a command that left a run to itself."""
-_SECOND_INTERRUPT_S: Final = 2.0
 
 
 def common_arguments() -> argparse.ArgumentParser:
@@ -29,6 +27,50 @@ def common_arguments() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add_workspace_argument(common)
     return common
+
+
+def add_actions(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
+    """Return what declares a subcommand: its name, what runs it, its help, and parsers whose arguments it has too."""
+    common = common_arguments()
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def add(
+        name: str,
+        run: Callable[[argparse.Namespace], int] | None,
+        text: str,
+        *parents: argparse.ArgumentParser,
+        json: bool = False,
+        aliases: Sequence[str] = (),
+    ) -> argparse.ArgumentParser:
+        """Declare one; `run` is None where it has subcommands itself."""
+        parents = () if run is None else (common, *parents)
+        added = actions.add_parser(
+            name, parents=parents, aliases=aliases, help=text, description=sentence(text)
+        )
+        added.set_defaults(run_action=run)
+        if json:
+            add_json_argument(added)
+        return added
+
+    return add
+
+
+def run_action(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: It was refused; the message says why.
+    """
+    exit_code: int = args.run_action(args)
+    return exit_code
+
+
+def duration_option(text: str) -> float:
+    """Read `30m` for argparse."""
+    from stoker_runs.launch.configuration import read_duration_s
+
+    seconds: float = option_of(read_duration_s)(text)
+    return seconds
 
 
 def found_workspace(args: argparse.Namespace) -> Workspace:
@@ -43,12 +85,6 @@ def found_store(args: argparse.Namespace) -> RunStore:
     from stoker_runs.records.store import RunStore
 
     return RunStore(found_workspace(args).runs_dir)
-
-
-def note(text: str) -> None:
-    """Say something that is no part of the answer."""
-    sys.stderr.write(f"{escaped_lines(text)}\n")
-    sys.stderr.flush()
 
 
 def time_text(time_ms: int | None) -> str:
@@ -109,47 +145,28 @@ def _waiting_line() -> Iterator[Callable[[RunState | None, float], None]]:
     terminal = sys.stderr.isatty()
     shown = ""
 
-    def clear() -> None:
-        nonlocal shown
-        if terminal and shown:
-            sys.stderr.write(f"\r{' ' * len(shown)}\r")
-            sys.stderr.flush()
-        shown = ""
-
     def waits(state: RunState | None, seconds: float) -> None:
         nonlocal shown
-        if state is None:
-            clear()
-            return
-        reason = f": {state.reason}" if state.reason else ""
         if terminal:
-            clear()
-            shown = f"{state.status.value} {seconds:.0f} s{reason}"
-            sys.stderr.write(shown)
-            sys.stderr.flush()
-        elif state.reason and state.reason != shown:
+            text = "" if state is None else f"{state.status.value} {seconds:.0f} s  {state.reason}"
+            if text != shown:
+                # The line is erased first. Where none is shown it may be the script's own.
+                sys.stderr.write(f"\r\033[K{text}")
+                sys.stderr.flush()
+            shown = text
+        elif state is not None and state.reason not in ("", shown):
             shown = state.reason
-            note(f"{state.status.value}{reason}")
+            note(f"{state.status.value}: {state.reason}")
 
     try:
         yield waits
     finally:
-        clear()
+        waits(None, 0)
 
 
 def _detached(folder: RunFolder) -> int:
     note(f"\n{folder.id} goes on; follow it with: stoker runs logs {folder.id} -f")
-    if not sys.stdin.isatty():
-        return DETACHED
-    note("Ctrl-C once more within 2 s asks whether to cancel it.")
-    try:
-        time.sleep(_SECOND_INTERRUPT_S)
-    except KeyboardInterrupt:
-        sys.stderr.write("\nCancel the run? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            folder.request_cancel("by its user", time.time_ns() // 1_000_000)
-            note(f"{folder.id} is told to end")
+    note(f"or end it with: stoker runs cancel {folder.id}")
     return DETACHED
 
 

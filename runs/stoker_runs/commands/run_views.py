@@ -8,12 +8,12 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
 from stoker.system.wording import format_count
 from stoker_runs.commands import sweep_output
-from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, note, time_text
+from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, time_text
 
 if TYPE_CHECKING:
     import argparse
@@ -71,31 +71,27 @@ def list_runs(args: argparse.Namespace) -> int:
             if filtered
             else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"
         )
-        note(f"there are no {scope}{_never_measured(args, metrics, read)}")
+        # Conditions on a metric that none has may be why.
+        missing = _never_measured(args, metrics, read)
+        note(f"there are no {scope}{f': none has {missing}' if read and missing else ''}")
         return 0
     sys.stdout.write(_runs_table(shown, metrics))
     if more := max(len(runs), count) - len(shown):
         note(f"{more} more: --limit 0 shows all")
-    if unknown := [name for name in metrics if not any(name in run.metrics for run in runs)]:
-        note(f"none of these runs has measured {', '.join(unknown)}{_nearest(args, unknown)}")
+    if missing := _never_measured(args, metrics, runs):
+        note(f"none of these runs has {missing}")
     return 0
 
 
 def _never_measured(args: argparse.Namespace, metrics: list[str], runs: list[RunSummary]) -> str:
-    """Return the note about metrics that no run has, if conditions on them may be why no run is listed."""
-    unknown = [name for name in metrics if not any(name in run.metrics for run in runs)]
-    if not runs or not unknown:
-        return ""
-    return f": none has measured {', '.join(unknown)}{_nearest(args, unknown)}"
-
-
-def _nearest(args: argparse.Namespace, unknown: list[str]) -> str:
-    """The names that were probably meant by these, of metrics and of facts, as a question."""
+    """Name the metrics that no run has, and the metrics and facts that were probably meant; empty for none."""
     from stoker_runs.records.summary import FACTS
 
-    known = [*args.index.metric_names(args.experiment), *FACTS]
+    unknown = [name for name in metrics if not any(name in run.metrics for run in runs)]
+    known = [*args.index.metric_names(args.experiment), *FACTS] if unknown else []
     near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
-    return f"; did you mean {' and '.join(near)}?" if near else ""
+    meant = f"; did you mean {' and '.join(near)}?" if near else ""
+    return f"measured {', '.join(unknown)}{meant}" if unknown else ""
 
 
 def _checked_status(text: str | None) -> Status | None:

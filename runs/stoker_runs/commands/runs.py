@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from stoker.commands.terminal import add_json_argument, number_option
+from stoker.commands.terminal import number_option
 from stoker_runs.commands import run_actions, run_views
-from stoker_runs.commands.run_output import common_arguments, found_workspace
+from stoker_runs.commands.run_output import add_actions, duration_option, found_workspace, run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    common = common_arguments()
+    add = add_actions(parser)
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument(
         "reference", metavar="RUN", help="an id, the beginning of one, @latest, or @-2 for the one before it"
@@ -23,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several.add_argument(
         "references", metavar="RUN", nargs="+", help="runs: ids, beginnings of ids, @latest or @-2"
     )
-    actions = parser.add_subparsers(dest="runs_action", required=True, metavar="ACTION")
-    add = partial(_add_action, actions, common)
+    followed = argparse.ArgumentParser(add_help=False)
+    followed.add_argument("--detach", action="store_true", help="do not follow the run")
 
     listing = add("list", run_views.list_runs, "list runs, the newest first")
     listing.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="only runs of this experiment")
@@ -63,11 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cancel.add_argument("reference", nargs="?", metavar="RUN", help="the run")
     cancel.add_argument("--all", action="store_true", help="cancel all runs that have not ended")
     cancel.add_argument(
-        "--grace", metavar="TIME", help="time until the script is killed (default: as submitted)"
+        "--grace",
+        type=duration_option,
+        metavar="TIME",
+        help="time until it is killed (default: as submitted)",
     )
     text = "start another attempt of a failed or cancelled run"
-    add("resume", run_actions.resume_run, text, one, detach=True)
-    add("rerun", run_actions.rerun, "submit the same files and arguments again", one, detach=True)
+    add("resume", run_actions.resume_run, text, one, followed)
+    add("rerun", run_actions.rerun, "submit the same files and arguments again", one, followed)
 
     text = "compare runs, or the best runs of a sweep"
     add("compare", run_views.compare, text, several, json=True)
@@ -117,25 +118,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("reindex", run_actions.reindex, "rebuild the index from the folders of the runs")
 
 
-def _add_action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser],
-    common: argparse.ArgumentParser,
-    name: str,
-    action: Callable[[argparse.Namespace], int],
-    text: str,
-    *parents: argparse.ArgumentParser,
-    json: bool = False,
-    detach: bool = False,
-) -> argparse.ArgumentParser:
-    added = actions.add_parser(name, parents=[common, *parents], help=text)
-    added.set_defaults(runs_run=action)
-    if json:
-        add_json_argument(added)
-    if detach:
-        added.add_argument("--detach", action="store_true", help="do not follow the run")
-    return added
-
-
 def run(args: argparse.Namespace) -> int:
     """Adopt what has lost its runner, then run the chosen subcommand.
 
@@ -149,7 +131,6 @@ def run(args: argparse.Namespace) -> int:
     workspace = found_workspace(args)
     args.index = RunIndex(RunStore(workspace.runs_dir), once=True)
     # 'adopt' itself says which; 'reindex' may be wanted because the index is damaged.
-    if args.runs_action not in ("adopt", "reindex"):
+    if args.action not in ("adopt", "reindex"):
         adopt_all(workspace, args.index)
-    exit_code: int = args.runs_run(args)
-    return exit_code
+    return run_action(args)

@@ -9,23 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.commands.terminal import add_json_argument, print_json, table
+from stoker.commands.terminal import print_json, table
 from stoker.errors import InvalidSettings
 from stoker.models.remote_stores import shown_address
 from stoker.system.wording import format_count
 from stoker_base.trees import files_below
-from stoker_runs.commands.run_output import common_arguments, found_workspace
+from stoker_runs.commands.run_output import add_actions, found_workspace, run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    common = common_arguments()
-    actions = parser.add_subparsers(dest="stores_action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", parents=[common], help="list the data stores")
-    add_json_argument(listing)
-    listing.set_defaults(stores_run=_list)
-    add = actions.add_parser("add", parents=[common], help="add a folder or an address as a data store")
-    _name(add)
+    declare = add_actions(parser)
+    one, overwrite = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
+    one.add_argument("name", metavar="NAME", help="the store's name")
+    overwrite.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    declare("list", _list, "list the data stores", json=True)
+    add = declare("add", _add, "add a folder or an address as a data store", one)
     add.add_argument("where", metavar="WHERE", help="a folder, or an address such as s3://bucket/folder")
     add.add_argument(
         "--options",
@@ -33,15 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a JSON object of credentials and endpoints as fsspec's file system takes them, - for standard input; "
         "kept for its owner alone (default: the credentials that the store's own programs use)",
     )
-    add.set_defaults(stores_run=_add)
-    upload = actions.add_parser("upload", parents=[common], help="copy a file or folder into a data store")
-    _name(upload)
+    upload = declare("upload", _upload, "copy a file or folder into a data store", one, overwrite)
     upload.add_argument("source", type=Path, metavar="PATH", help="the file or folder")
     upload.add_argument("--to", default="", metavar="FOLDER", help="folder of the store (default: its root)")
-    _overwrite(upload)
-    upload.set_defaults(stores_run=_upload)
-    download = actions.add_parser("download", parents=[common], help="copy files of a data store to a folder")
-    _name(download)
+    text = "copy files of a data store to a folder"
+    download = declare("download", _download, text, one, overwrite)
     download.add_argument(
         "path", nargs="?", default="", metavar="PATH", help="a file or folder (default: all)"
     )
@@ -53,29 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder (default: the current one)",
     )
-    _overwrite(download)
-    download.set_defaults(stores_run=_download)
-    default = actions.add_parser("set-default", parents=[common], help="make a data store the default")
-    _name(default)
-    default.set_defaults(stores_run=_set_default)
+    declare("set-default", _set_default, "make a data store the default", one)
 
 
-def _name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the store's name")
-
-
-def _overwrite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: There is no such store, or it cannot be reached.
-    """
-    exit_code: int = args.stores_run(args)
-    return exit_code
+run = run_action
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import size_text
+from stoker.commands.terminal import add_workspace_argument, note, size_text
 from stoker.errors import InvalidSettings
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
+from stoker_runs.commands.run_output import duration_option, found_workspace, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,12 +58,12 @@ _OPTIONS: Final = (
     ("--processes-per-node", int, "N", "processes on each machine (default: 1)"),
     ("--gpus", int, "N", "GPUs on each node (default: one for each process, if the target has as many)"),
     ("--cores", int, "N", "cores on each node (default: 1)"),
-    ("--max-duration", str, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
+    ("--max-duration", duration_option, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
     ("--attempts", int, "N", "attempts if the machine is lost (default: 1)"),
-    ("--grace", str, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
+    ("--grace", duration_option, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
     (
         "--lost-after",
-        str,
+        duration_option,
         "TIME",
         "time without contact after which the machine counts as lost (default: 5m)",
     ),
@@ -91,9 +91,7 @@ _MB: Final = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
-    common = common_arguments()
-    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
-        parser._add_action(action)  # noqa: SLF001
+    add_workspace_argument(parser)
     parser.add_argument(
         "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
     )
@@ -222,15 +220,8 @@ def _scratch() -> TemporaryDirectory[str]:
 
 
 def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
-    from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.records.record import Definition
     from stoker_runs.records.store import RunStore
-
-    def duration_s(option: str, value: str | None) -> float | None:
-        try:
-            return None if value is None else read_duration_s(value)
-        except ValueError as error:
-            raise InvalidSettings(f"{option} {error}") from None
 
     given = {
         "arguments": tuple(args.arguments) or config.get("arguments"),
@@ -239,9 +230,9 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
             name: config.get(name) if getattr(args, name) is None else getattr(args, name)
             for name in ("nodes", "processes_per_node", "gpus", "cores", "attempts")
         },
-        "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
-        "grace_s": duration_s("--grace", args.grace),
-        "lost_after_s": duration_s("--lost-after", args.lost_after),
+        "max_duration_s": args.max_duration or config.get("max_duration"),
+        "grace_s": args.grace,
+        "lost_after_s": args.lost_after,
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
         "outputs": _outputs(args, config, workspace),

@@ -7,9 +7,9 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import print_json, table
+from stoker.commands.terminal import note, print_json, table
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import found_store, note, stream
+from stoker_runs.commands.run_output import found_store, stream
 
 if TYPE_CHECKING:
     import argparse

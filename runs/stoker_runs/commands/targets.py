@@ -7,10 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import sentence, table
+from stoker.commands.terminal import note, sentence, table
 from stoker.errors import InvalidSettings
 from stoker.system.wording import format_count
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note
+from stoker_runs.commands.run_output import (
+    add_actions,
+    common_arguments,
+    duration_option,
+    found_workspace,
+    run_action,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -74,7 +80,6 @@ _NEEDED: Final = frozenset({"address", "claim", "max_nodes", "kubernetes.image"}
 
 def _add_kinds(
     parser: argparse.ArgumentParser,
-    common: argparse.ArgumentParser,
     kinds: Mapping[str, tuple[str, Mapping[str, str]]],
     *,
     is_new: bool,
@@ -82,6 +87,7 @@ def _add_kinds(
     """Declare `create TYPE NAME` or `attach TYPE NAME` with the options of each type."""
     from stoker_runs.targets.definitions import AMLCOMPUTE, LOCAL, keys_of
 
+    common = common_arguments()
     added = parser.add_subparsers(dest="word", required=True, metavar="TYPE")
     for word, (text, fixed) in kinds.items():
         one = added.add_parser(word, parents=[common], help=text, description=sentence(text))
@@ -94,7 +100,7 @@ def _add_kinds(
                 "the Ray cluster that stands for it instead: the address of its dashboard, http://HEAD:8265"
             )
             one.add_argument("--ray", metavar="ADDRESS", help=about_ray)
-        one.set_defaults(targets_run=_attach, kind=kind, fixed=fixed, is_new=is_new)
+        one.set_defaults(run_action=_attach, kind=kind, fixed=fixed, is_new=is_new)
         if word == LOCAL:
             one.set_defaults(target=LOCAL)
 
@@ -169,17 +175,6 @@ def _secret(args: argparse.Namespace, name: str) -> str | None:
     return text
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    """Declare what `prepare` takes."""
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
-    group.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
-    parser.add_argument(
-        "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
-    )
-    parser.set_defaults(targets_run=_prepare)
-
-
 def _prepare(args: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
@@ -199,28 +194,11 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_prune(parser: argparse.ArgumentParser) -> None:
-    """Declare what `prune` takes."""
-    parser.add_argument(
-        "--unused",
-        default="60d",
-        metavar="TIME",
-        help="time without use (default: 60d)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list them without removing any")
-    parser.set_defaults(targets_run=_prune)
-
-
 def _prune(args: argparse.Namespace) -> int:
-    from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.targets.definitions import find_target
     from stoker_runs.targets.engine import EnvironmentPruner
     from stoker_runs.targets.registry import engine_of
 
-    try:
-        unused_s = read_duration_s(args.unused)
-    except ValueError as error:
-        raise InvalidSettings(f"--unused {args.unused}: {error}") from None
     workspace = found_workspace(args)
     engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
     if not isinstance(engine, EnvironmentPruner):
@@ -228,7 +206,7 @@ def _prune(args: argparse.Namespace) -> int:
             f"{args.target} is no machine that is reached by SSH: environments of this one are in "
             f"{workspace.environments_dir}, and services may use them too"
         )
-    found = engine.prune(unused_s, remove=not args.dry_run)
+    found = engine.prune(args.unused, remove=not args.dry_run)
     rows = [
         (name, format_count(round(age_s / _DAY_S), "day"), f"{size / 1e6:.1f} MB")
         for name, age_s, size in found
@@ -253,45 +231,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     from stoker_runs.targets.definitions import attachable
 
-    common = common_arguments()
+    add = add_actions(parser)
     one = argparse.ArgumentParser(add_help=False)
     one.add_argument("target", metavar="NAME", help="the compute target")
-    actions = parser.add_subparsers(dest="targets_action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", parents=[common], help="list all compute targets")
-    listing.set_defaults(targets_run=_list)
-    show = actions.add_parser(
-        "show", parents=[common, one], help="show a compute target, and the runs that hold its cores and GPUs"
-    )
-    show.set_defaults(targets_run=_show)
-    text = "check whether a compute target can be used"
-    check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
-    check.set_defaults(targets_run=_check)
-    text = "create a compute target, after checking that it can be used"
-    create = actions.add_parser("create", help=text, description=sentence(text))
-    _add_kinds(create, common, _CREATED, is_new=True)
-    text = "attach another machine as a compute target"
-    attach = actions.add_parser("attach", help=text, description=sentence(text))
+    add("list", _list, "list all compute targets")
+    add("show", _show, "show a compute target, and the runs that hold its cores and GPUs", one)
+    add("check", _check, "check whether a compute target can be used", one, aliases=["test"])
+    create = add("create", None, "create a compute target, after checking that it can be used")
+    _add_kinds(create, _CREATED, is_new=True)
     kinds = {kind: (f"one of type {kind}", {"type": kind}) for kind in attachable()}
-    _add_kinds(attach, common, kinds, is_new=False)
-    text = "build an environment on a target before its first run"
-    prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
-    _add_prepare(prepare)
-    text = "remove environments on a target that no run has used for long"
-    _add_prune(actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text)))
-    detach = actions.add_parser(
-        "detach", parents=[common, one], help="remove a compute target from the workspace"
+    _add_kinds(add("attach", None, "attach another machine as a compute target"), kinds, is_new=False)
+    prepare = add("prepare", _prepare, "build an environment on a target before its first run", one)
+    group = prepare.add_mutually_exclusive_group(required=True)
+    group.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
+    group.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
+    prepare.add_argument(
+        "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
     )
-    detach.set_defaults(targets_run=_detach)
+    prune = add("prune", _prune, "remove environments on a target that no run has used for long", one)
+    prune.add_argument(
+        "--unused",
+        type=duration_option,
+        default="60d",
+        metavar="TIME",
+        help="time without use (default: 60d)",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="list them without removing any")
+    add("detach", _detach, "remove a compute target from the workspace", one)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: There is no such target, or it cannot be used; the message says what to do.
-    """
-    exit_code: int = args.targets_run(args)
-    return exit_code
+run = run_action
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.system.wording import format_count
 from stoker_runs.commands import submit
-from stoker_runs.commands.run_output import common_arguments, found_workspace
+from stoker_runs.commands.run_output import found_workspace
 from stoker_runs.commands.sweep_output import follow_sweep
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ Exit status: 0 Completed, 1 Failed or Canceled, 2 refused, 130 left to itself by
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
-    common = common_arguments()
-    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
-        parser._add_action(action)  # noqa: SLF001
+    add_workspace_argument(parser)
     parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the script and its parameters")
     parser.add_argument("--target", metavar="NAME", help="compute target (default: that of the file)")
     parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
+from stoker_run.json_files import read_json
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import KUBERNETES, RAY, SPARK, ContainerSettings, Target
@@ -416,10 +417,7 @@ def write_record(
 
 def read_record(place: Path) -> dict[str, Any] | None:
     """Return the record that `write_record` has written, or None."""
-    try:
-        record: dict[str, Any] = json.loads((place / _RECORD).read_bytes())
-    except (OSError, ValueError):
-        return None
+    record: dict[str, Any] | None = read_json(place / _RECORD)
     return record
 
 

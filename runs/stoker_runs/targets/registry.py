@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Final
 
 from stoker.errors import InvalidSettings
@@ -11,7 +12,6 @@ from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
 from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, KUBERNETES, LOCAL, RAY, SPARK, SSH, Target
 from stoker_runs.targets.engine import Engine
-from stoker_runs.targets.local import LocalEngine
 
 
 @contextlib.contextmanager
@@ -34,58 +34,33 @@ def no_compiler_for_libraries() -> Iterator[None]:
             setattr(ctypes.util, name, before[name])
 
 
-@contextlib.contextmanager
-def _needing(target: Target, package: str, extra: str) -> Iterator[None]:
-    """Say how to install a package where the import of an engine does not find it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != package.replace("-", "_"):
-            raise
-        raise InvalidSettings(
-            f"the compute target {target.name} needs {package}, which is not installed; {how_to_install(extra)}"
-        ) from error
-
-
-def _ssh(target: Target, workspace: Workspace) -> Engine:
-    # Not above: runs on this machine need no SSH.
-    with _needing(target, "asyncssh", "ssh"), no_compiler_for_libraries():
-        from stoker_runs.targets.ssh.engine import SshEngine
-    return SshEngine(target, workspace)
-
-
-def _container(target: Target, workspace: Workspace) -> Engine:
-    # Not above: runs on this machine need nothing of it.
-    from stoker_runs.targets.container import ContainerEngine
-
-    return ContainerEngine(target, workspace)
-
-
-def _ray(target: Target, workspace: Workspace) -> Engine:
-    # Not above: runs on this machine need nothing of it.
-    from stoker_runs.targets.ray.engine import RayEngine
-
-    return RayEngine(target, workspace)
-
-
-def _kubernetes(target: Target, workspace: Workspace) -> Engine:
-    # Not above: runs on this machine need nothing of it.
-    with _needing(target, "stoker-cluster", "cluster"):
-        from stoker_runs.targets.kubernetes.engine import KubernetesEngine
-    return KubernetesEngine(target, workspace)
-
-
-_ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
-    AMLCOMPUTE: LocalEngine,
-    LOCAL: LocalEngine,
-    DOCKER: _container,
-    KUBERNETES: _kubernetes,
-    RAY: _ray,
-    SPARK: _ssh,
-    SSH: _ssh,
+_ENGINES: Final[Mapping[str, tuple[str, str]]] = {
+    AMLCOMPUTE: ("local", "LocalEngine"),
+    LOCAL: ("local", "LocalEngine"),
+    DOCKER: ("container", "ContainerEngine"),
+    KUBERNETES: ("kubernetes.engine", "KubernetesEngine"),
+    RAY: ("ray.engine", "RayEngine"),
+    SPARK: ("ssh.engine", "SshEngine"),
+    SSH: ("ssh.engine", "SshEngine"),
 }
+"""The module and the class of each type's engine; runs on this machine import nothing of the others."""
+_EXTRAS: Final = {"asyncssh": "ssh", "stoker_cluster": "cluster"}
+"""The extra of each package that an engine needs besides."""
 
 
 def engine_of(target: Target, workspace: Workspace) -> Engine:
     """Return a new engine of a compute target."""
-    return _ENGINES[target.type](target, workspace)
+    module, name = _ENGINES[target.type]
+    try:
+        with no_compiler_for_libraries() if target.type in (SPARK, SSH) else contextlib.nullcontext():
+            kind = getattr(import_module(f"stoker_runs.targets.{module}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        shown, how = package.replace("_", "-"), how_to_install(_EXTRAS[package])
+        raise InvalidSettings(
+            f"the compute target {target.name} needs {shown}, which is not installed; {how}"
+        ) from error
+    engine: Engine = kind(target, workspace)
+    return engine

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_yaml
 from stoker.settings.names import did_you_mean
+from stoker.settings.readers import number_of, read_value, unknown_setting
 from stoker_runs.launch.azure_files import CONFIG_FOLDERS
 from stoker_runs.launch.configuration import SETTINGS, read_duration_s
 from stoker_runs.tuning.definition import (
@@ -45,6 +46,7 @@ _OF_A_SWEEP: Final = (
     "max_total_duration",
 )
 _NEEDED: Final = ("parameters", "metric", "goal", "runs")
+_SEED: Final = number_of(int, -(2**63), 2**63 - 1)
 _AZURE_POLICIES: Final[Mapping[str, type[Policy]]] = {
     "banditpolicy": Bandit,
     "medianstoppingpolicy": MedianStopping,
@@ -69,8 +71,7 @@ def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not file.is_file():
         raise InvalidSettings(f"there is no file {file}; see: stoker tune --help")
     content = read_yaml(file, "sweep", "keys of a sweep")
-    _check_there(file, content, _NEEDED, "stoker tune --help shows one")
-    _check_known(file, content, (*_OF_A_SWEEP, *SETTINGS))
+    _check_there(file, content, (*_OF_A_SWEEP, *SETTINGS), _NEEDED, "stoker tune --help shows one")
     of_the_sweep = {key: value for key, value in content.items() if key in _OF_A_SWEEP}
     return of_the_sweep, {key: value for key, value in content.items() if key not in _OF_A_SWEEP}
 
@@ -90,24 +91,21 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
     }
     policy = _checked(file, "policy", _policy, content.get("policy"))
     duration = content.get("max_total_duration")
-    try:
-        limit_s = None if duration is None else read_duration_s(duration)
-    except ValueError as error:
-        raise InvalidSettings(f"{file}: max_total_duration {error}") from None
+    if duration is not None:
+        duration = read_value("max_total_duration", duration, read_duration_s, str(file))
     seed = content.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise InvalidSettings(f"{file}: seed has to be a whole number, and is {seed!r}")
+    seed = new_seed() if seed is None else read_value("seed", seed, _SEED, str(file))
     return _checked(
         file,
         "",
         lambda: define_sweep(
-            sampler(str(content.get("sampling", RANDOM)), space, new_seed() if seed is None else seed),
+            sampler(str(content.get("sampling", RANDOM)), space, seed),
             content["metric"],
             content["goal"],
             content["runs"],
             content.get("at_once"),
             policy,
-            max_duration_s=limit_s,
+            max_duration_s=duration,
         ),
     )
 
@@ -158,11 +156,9 @@ def _policy(content: Any) -> Policy:
 def _policy_of(kind: type[Policy], settings: Any) -> Policy:
     if not isinstance(settings, dict):
         raise InvalidSettings(f"the settings of {kind.__name__} have to be a mapping of names to values")
-    known = list(kind.__struct_fields__)
     for name in settings:
-        if name not in known:
-            hint = did_you_mean(str(name), known)
-            raise InvalidSettings(f"{kind.__name__} has no setting {name!r}; {hint}")
+        if name not in kind.__struct_fields__:
+            raise unknown_setting(name, kind.__struct_fields__, kind.__name__)
     needed = {TruncationSelection: "truncation_percentage", Hyperband: "max_values"}.get(kind)
     if needed is not None and needed not in settings:
         raise InvalidSettings(f"{kind.__name__} needs {needed}")
@@ -185,8 +181,7 @@ def find_hdconfig(project: Path, name: str) -> Path:
 def read_hdconfig(file: Path) -> SweepDefinition:
     """Return the definition of a sweep from a file of Azure's CLI, with Azure's own expressions."""
     content = read_yaml(file, "HyperDrive configuration", "keys of a HyperDrive configuration")
-    _check_known(file, content, _HD_KEYS)
-    _check_there(file, content, _HD_NEEDED, "see Azure's hdconfig.yml")
+    _check_there(file, content, _HD_KEYS, _HD_NEEDED, "see Azure's hdconfig.yml")
     sampling = _mapping(file, content, "sampling")
     listed = sampling.get("parameter_space")
     if not isinstance(listed, list):
@@ -195,8 +190,8 @@ def read_hdconfig(file: Path) -> SweepDefinition:
         )
     space = dict(_checked(file, "sampling.parameter_space", _azure_parameter, one) for one in listed)
     minutes = content.get("max_duration_minutes")
-    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
-        raise InvalidSettings(f"{file}: max_duration_minutes has to be a number, and is {minutes!r}")
+    if minutes is not None:
+        minutes = read_value("max_duration_minutes", minutes, number_of(float, 0, 1e9), str(file))
     policy = _checked(file, "policy", _azure_policy, content.get("policy"))
     return _checked(
         file,
@@ -242,18 +237,15 @@ def _mapping(file: Path, content: Mapping[str, Any], key: str) -> dict[Any, Any]
     return value
 
 
-def _check_known(file: Path, content: Mapping[Any, Any], known: tuple[str, ...]) -> None:
+def _check_there(
+    file: Path, content: Mapping[Any, Any], known: Sequence[str], needed: Sequence[str], hint: str
+) -> None:
     for key in content:
         if key not in known:
-            raise InvalidSettings(f"{file}: there is no key {key}; {did_you_mean(str(key), known)}")
-
-
-def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...], hint: str) -> None:
+            raise unknown_setting(key, known, str(file))
     missing = [key for key in needed if key not in content]
     if missing:
-        raise InvalidSettings(
-            f"{file}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {hint}"
-        )
+        raise InvalidSettings(f"{file}: missing: {', '.join(missing)}; {hint}")
 
 
 def _checked(file: Path, key: str, make: Callable[..., _Made], *arguments: Any) -> _Made:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -68,39 +68,72 @@ def load(
     sizes = BatchSizes(deployment.batch_buckets or () if signature.takes == "rows" else ())
     most = _most_rows(deployment, signature)
     sample = _sample(deployment, signature)
-    full_batch_s = 0.0
-    times_ns: Mapping[int, int] = {}
-    later_sizes: tuple[int, ...] = ()
+    first = _FirstBatches(most, sizes)
     if signature.takes == "rows":
         if chooses and adds_later and is_pipelined(runtime) and isinstance(runtime, SizedRuntime):
-            later_sizes = read_sizes(deployment, device) or candidate_sizes(most)
-            most = later_sizes[-1]
-            times_ns = _times_ns(runtime, BatchSizes(tuple(runtime.sizes)), most, sample, clock_ns)
-            sizes = BatchSizes(tuple(runtime.sizes), chosen=True)
+            first = _time_first_sizes(runtime, deployment, device, most, sample, clock_ns)
         elif chooses:
-            times_ns = _choose_sizes(runtime, deployment, most, sample, clock_ns)
-            sizes = BatchSizes(tuple(times_ns), chosen=True)
-            most = sizes.buckets[-1]
-            full_batch_s = time_full_batch(runtime, deployment.name, most, sample)
+            first = _run_chosen_sizes(runtime, deployment, most, sample, clock_ns)
         else:
             most, full_batch_s = _run_first_batches(runtime, deployment, device, most, sizes, sample)
+            first = _FirstBatches(most, sizes, full_batch_s=full_batch_s)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
     if device.kind == "cuda" and isinstance(runtime, ChosenRuntime) and runtime.choice:
-        _log_choice(runtime, deployment.name, times_ns or _times_ns(runtime, sizes, most, sample, clock_ns))
+        times_ns = first.times_ns or _times_ns(runtime, first.sizes, first.most_rows, sample, clock_ns)
+        _log_choice(runtime, deployment.name, times_ns)
     return LoadedModel(
         runtime,
         loaded - begun,
         time.perf_counter() - loaded,
-        most,
-        sizes,
+        first.most_rows,
+        first.sizes,
         _instances(deployment, device, runtime),
-        _canary(deployment, device, runtime, sizes, sample),
+        _canary(deployment, device, runtime, first.sizes, sample),
         sample,
-        full_batch_s,
+        first.full_batch_s,
         deployment.warm_up_runs,
-        later_sizes,
+        first.later_sizes,
     )
+
+
+class _FirstBatches(NamedTuple):
+    """The result of the first batches; see `LoadedModel`. `times_ns` has the times of chosen sizes."""
+
+    most_rows: int
+    sizes: BatchSizes
+    times_ns: Mapping[int, int] = {}
+    full_batch_s: float = 0.0
+    later_sizes: tuple[int, ...] = ()
+
+
+def _time_first_sizes(
+    runtime: SizedRuntime,
+    deployment: Deployment,
+    device: Device,
+    most: int,
+    sample: Mapping[str, np.ndarray] | None,
+    clock_ns: Callable[[], int],
+) -> _FirstBatches:
+    """Time the sizes that the runtime has from the beginning; the others are prepared while it serves."""
+    later_sizes = read_sizes(deployment, device) or candidate_sizes(most)
+    sizes = BatchSizes(tuple(runtime.sizes), chosen=True)
+    times_ns = _times_ns(runtime, sizes, later_sizes[-1], sample, clock_ns)
+    return _FirstBatches(later_sizes[-1], sizes, times_ns, later_sizes=later_sizes)
+
+
+def _run_chosen_sizes(
+    runtime: Runtime,
+    deployment: Deployment,
+    most: int,
+    sample: Mapping[str, np.ndarray] | None,
+    clock_ns: Callable[[], int],
+) -> _FirstBatches:
+    """Choose the sizes that pay, and time a full batch."""
+    times_ns = _choose_sizes(runtime, deployment, most, sample, clock_ns)
+    sizes = BatchSizes(tuple(times_ns), chosen=True)
+    full_batch_s = time_full_batch(runtime, deployment.name, sizes.buckets[-1], sample)
+    return _FirstBatches(sizes.buckets[-1], sizes, times_ns, full_batch_s)
 
 
 def sizes_to_time(deployment: Deployment) -> tuple[int, ...]:

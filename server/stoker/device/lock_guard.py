@@ -128,6 +128,8 @@ class LockGuard:
 
     def _set(self) -> None:
         if self._started and self._timeouts_ms and not self._suspended:
-            self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
+            # Each time it starts a thread, for which there may be no memory now: the next renewal tries again.
+            with contextlib.suppress(MemoryError, RuntimeError):
+                self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
         else:
             self._disarm()

@@ -21,7 +21,7 @@ class Planner:
         times: The learned times of batches.
         turn: The model's participation in the turns of its device; None if it takes none.
         reporter: Reports the queue to the frontends; None for a model without a latency target.
-        plans_lone_rows: Whether a row has to be planned although nothing else waits or runs.
+        plans_lone_rows: Whether a row has to be planned although nothing else waits or runs, and no turns are taken.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Planner:
         self.times = ServiceTimes(cap.sizes.buckets)
         self.turn = None if turn is None else TurnTaking(turn)
         self.reporter = None if cap.policy.target_ms is None else QueueReporter(instances, self.turn)
-        self.plans_lone_rows = bool(turn or self.reporter or cap.policy.max_delay_ms)
+        self.plans_lone_rows = bool(self.reporter or cap.policy.max_delay_ms)
         self._cap, self._clock_ns = cap, clock_ns
 
     def plan(self) -> tuple[BatchDecision, int | None]:

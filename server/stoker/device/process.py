@@ -59,7 +59,7 @@ from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.system.resources import private_memory, start_thread, trim_heap
-from stoker.system.vital_work import require_thread_starts, vital
+from stoker.system.vital_work import vital
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,10 @@ class _ModelHost:
         )
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
-        arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        try:
+            arena = Arena(arena_fd, message.signature, message.capacity_rows)
+        except OSError as error:
+            raise MemoryError(f"the rows of a frontend cannot be mapped: {error.strerror}") from error
         os.close(arena_fd)
         lane = Lane(arena, socket.socket(fileno=doorbell_fd))
         self._models[message.number].add_lane(lane)
@@ -313,7 +316,6 @@ def main() -> int:
     _leave_ending_to_the_supervisor()
     write_stacks_on_signal()
     configure_logging("device")
-    require_thread_starts()
     with vital("the device process"):
         process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
         code = process.serve()

@@ -119,7 +119,7 @@ def _choose_among_callers(
         # Those about as long as the one that would leave alone.
         alone = pick(shares, rows, never, now_ns, now_ns, policy, times, costs_ns[:2])
         first = 0 if alone is None else int(np.flatnonzero(order == alone[0])[0])
-        alike, costs_ns = policy.lengths.alike(queue.blocks, order, policy.max_batch_rows, first)
+        alike, costs_ns = policy.lengths.choose_alike(queue.blocks, order, policy.max_batch_rows, first)
         rows = Candidates(*(column[alike] for column in rows))
     picked = pick(shares, rows, rows.due, now_ns, now_ns, policy, times, costs_ns)
     if picked is None and len(rows.places) < queue.rows:
@@ -199,9 +199,9 @@ def _take_fairest(queue: RowQueue, rows: int, policy: BatchPolicy) -> list[RowBl
     tags = _tags(queue.blocks)
     if policy.lengths is not None:
         order = np.argsort(tags, kind="stable")
-        alike = order[policy.lengths.alike(queue.blocks, order, rows).places]
+        alike, _ = policy.lengths.choose_alike(queue.blocks, order, rows)
         # Rows of other lengths are passed over: those that come later must not be behind all of them.
-        return _take(queue, alike, tags, int(tags[order[0]]))
+        return _take(queue, order[alike], tags, int(tags[order[0]]))
     if (tags[1:] >= tags[:-1]).all():
         # The order of arrival.
         _advance(queue, int(tags[rows - 1]))

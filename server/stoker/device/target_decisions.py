@@ -124,13 +124,13 @@ def _decide_by_due_times(queue: RowQueue, situation: _Situation) -> TargetDecisi
     if queue.shares is not None:
         picked = _pick(queue, queue.shares, situation, places)
         if picked is not None:
-            reason = "idle" if len(picked) == count else "largest"
+            reason = "idle" if len(picked) == len(order) else "largest"
             choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
             return _choose_or_wait(queue, situation, choice, picked)
     due = numbers_of(due_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
-        choice = Choice(0, rows, "idle" if rows == count < policy.max_batch_rows else "full")
+        choice = Choice(0, rows, "idle" if rows == len(order) < policy.max_batch_rows else "full")
     else:
         choice = choose(due, free_ns, costs_ns)
         rows = choice.stop - choice.start
@@ -168,7 +168,7 @@ def _find_alike(
     if queue.shares is not None:
         alone = _pick(queue, queue.shares, situation._replace(costs_ns=situation.costs_ns[:2]))
     first, most = 0 if alone is None else int(alone[0]), situation.policy.max_batch_rows
-    places, costs_ns = lengths.alike(queue.order.parts, slice(None), most, first)
+    places, costs_ns = lengths.choose_alike(queue.order.parts, slice(None), most, first)
     places = places[queue.order.due_ns[places] >= situation.free_ns + costs_ns[1]]
     return (places, costs_ns) if len(places) else (None, situation.costs_ns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -14,18 +14,6 @@ from stoker.runtimes.token_batches import TokenCosts
 _UNIT: Final = 64
 """Times are learned by this many tokens, with padding."""
 _TAUGHT: Final = 16
-
-
-class AlikeRows(NamedTuple):
-    """Waiting rows of like length.
-
-    Attributes:
-        places: Their places among the waiting rows, ascending, `int64[rows]`.
-        costs_ns: Expected times of batches of 0 to all of them.
-    """
-
-    places: np.ndarray
-    costs_ns: Sequence[int]
 
 
 class TextLengths:
@@ -47,7 +35,9 @@ class TextLengths:
         """Record how long a batch of rows with these numbers of tokens took."""
         self._times.learn(-(-int(self._costs.sizes(lengths).sum()) // _UNIT), elapsed_ns)
 
-    def alike(self, parts: Iterable[Part], order: np.ndarray | slice, most: int, first: int = 0) -> AlikeRows:
+    def choose_alike(
+        self, parts: Iterable[Part], order: np.ndarray | slice, most: int, first: int = 0
+    ) -> tuple[np.ndarray, Sequence[int]]:
         """Choose rows that run well together.
 
         Args:
@@ -57,10 +47,9 @@ class TextLengths:
             first: The place in that order of a row that is chosen.
 
         Returns:
-            The rows, by their places in that order.
+            Their places in that order, ascending, and the expected times of batches of 0 to all of them.
         """
         lengths = np.concatenate([read_rows(part, self._read) for part in parts])[order]
         places, tokens = self._costs.choose_alike(lengths, most, first)
         units = -(-np.arange(len(places) + 1) * tokens // _UNIT)
-        costs_ns = np.array(self._times.costs_ns(int(units[-1])))[units].tolist()
-        return AlikeRows(places, costs_ns)
+        return places, np.array(self._times.costs_ns(int(units[-1])))[units].tolist()

@@ -287,9 +287,11 @@ class Worker:
 
     def _take_lone(self, fd: int, event: int) -> Batch | None:
         """Take the only row that has come past the queue and the planner, where they have nothing to decide."""
-        queue, lanes = self.queue, self.doorbells.lanes
+        queue, turn, lanes = self.queue, self.planner.turn, self.doorbells.lanes
         lane = lanes.get(fd)
         if self.planner.plans_lone_rows or queue.rows or queue.shares is not None:
+            return None
+        if turn is not None and turn.needed:
             return None
         if lane is None or event != select.EPOLLIN or lane.has_urgencies[0]:
             return None

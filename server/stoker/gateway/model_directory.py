@@ -70,7 +70,10 @@ class ModelDirectory:
             yield from model.services
 
     def service(self, name: str | None, path: str = "/score") -> Service:
-        """Find the default version of a model by name; None, with the path that names no model, means the only one.
+        """Find the default version of a model by name; None means the only model.
+
+        Args:
+            path: Path of the request, which an error names behind a model where several are served.
 
         Raises:
             UnknownService: No model is served under this name, or several are and none was named.

@@ -67,14 +67,10 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
     config = files["config.json"]
     pad_id = config.get("pad_token_id")
     pad_id = pad_id if isinstance(pad_id, int) and 0 <= pad_id < MOST_TOKENS else None
-    given_limits = {file: files[file].get(key) for file, key in _LIMITS.items()}
-    if config.get("model_type") in _OFFSET_POSITIONS and isinstance(given_limits["config.json"], int):
-        given_limits["config.json"] -= (pad_id or 0) + 1
-    limits = [
-        limit
-        for limit in given_limits.values()
-        if isinstance(limit, int | float) and 0 < limit <= MOST_TOKENS
-    ]
+    found = {file: files[file].get(key) for file, key in _LIMITS.items()}
+    if config.get("model_type") in _OFFSET_POSITIONS and isinstance(found["config.json"], int):
+        found["config.json"] -= (pad_id or 0) + 1
+    limits = [one for one in found.values() if isinstance(one, int | float) and 0 < one <= MOST_TOKENS]
     most = int(min(limits, default=_USUAL_TOKENS))
     if given.max_tokens is not None and limits and given.max_tokens > most:
         raise InvalidSettings(f"{name}: text has max_tokens {given.max_tokens}, and its files allow {most}")

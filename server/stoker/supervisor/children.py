@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.control.channel import Codec, ControlChannel
 from stoker.environments.interpreters import variables_for
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
-from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
+from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, ExitCode, be_expendable
 from stoker.system.resources import MemoryKills
 
 logger = logging.getLogger(__name__)
@@ -116,9 +116,9 @@ class Child(Generic[_Sent, _Received]):
         return asyncio.get_running_loop().time() - self.started_s
 
     @property
-    def was_killed(self) -> bool:
-        """Whether it has ended by SIGKILL, which no code of its own sends."""
-        return self.process.returncode == -signal.SIGKILL
+    def is_blameless(self) -> bool:
+        """Whether no code of its own ended it: nothing sends SIGKILL to itself, and anything may lack memory."""
+        return self.process.returncode in (-signal.SIGKILL, ExitCode.NO_MEMORY)
 
     def describe_exit(self) -> str:
         """Describe in words how it ended."""
@@ -130,7 +130,7 @@ class Child(Generic[_Sent, _Received]):
             known = {number.value: number.name for number in signal.Signals}
             why = " by the kernel, which had no memory left: it needs more, or less may run here"
             return f"was ended by {known.get(-code, f'signal {-code}')}{why if self.out_of_memory else ''}"
-        return f"exited with code {code}"
+        return "exited for lack of memory" if code == ExitCode.NO_MEMORY else f"exited with code {code}"
 
     def send(self, message: _Sent, fds: Sequence[int] = ()) -> None:
         """Send it a message; if that fails, it is killed, because its successor is told everything anew."""

@@ -437,7 +437,7 @@ class DeviceProcesses:
 
     def _note_crash(self, process: DeviceProcess, child: DeviceChild, current: Deployment | None) -> None:
         """Record which models may have crashed a shared process: the one that was being loaded, or those that ran."""
-        if child.was_killed or len(process.group.members) < 2:
+        if child.is_blameless or len(process.group.members) < 2:
             return
         self._crashes.count_crash(process.group, current)
 

@@ -39,6 +39,8 @@ class ExitCode(IntEnum):
     """A run did not return."""
     CANARY_FAILED = 72
     """The device does not compute correctly any more."""
+    NO_MEMORY = 73
+    """There was no memory for what the process had to do."""
 
 
 def end_process(code: ExitCode) -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+_BEGIN_S: Final = 30
 _ROOT: Final = Path("/")
 _THREAD_BYTES: Final = 16 << 20
 """More than a thread takes at its start: a stack of 8 MiB, where no other limit is set, and its first frames."""
@@ -150,13 +151,14 @@ def start_thread(thread: threading.Thread) -> None:
     `Thread.start` alone waits forever for a thread that dies of a lack of memory before it runs Python code.
 
     Raises:
-        MemoryError: There is not.
+        MemoryError: There is not, or others took it meanwhile.
         RuntimeError: The system starts no more threads.
     """
     try:
         mmap.mmap(-1, _THREAD_BYTES).close()
     except OSError as error:
         raise MemoryError(f"a new thread has no memory: {error.strerror}") from error
+    thread._started = _Begun()  # type: ignore[attr-defined]  # noqa: SLF001  # nothing else bounds the wait
     thread.start()
 
 
@@ -174,6 +176,16 @@ def require_memory(size_bytes: int, subject: str, root: Path = _ROOT) -> None:
         raise MemoryError(
             f"{subject} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
         )
+
+
+class _Begun(threading.Event):
+    """The beginning of a thread, for which `Thread.start` waits: it never comes if the thread dies before."""
+
+    def wait(self, _: float | None = None) -> bool:
+        # In pieces: a process that was stopped meanwhile has not waited.
+        if any(super(_Begun, self).wait(1.0) for _ in range(_BEGIN_S)):
+            return True
+        raise MemoryError(f"a new thread did not begin within {_BEGIN_S} s")
 
 
 class MemoryKills:

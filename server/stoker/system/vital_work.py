@@ -6,16 +6,10 @@ A thread that only died would leave those who wait for it waiting; after a resta
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from stoker.system.processes import ExitCode, end_process
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +24,8 @@ def vital(work: str, end_process: Callable[[ExitCode], None] = end_process) -> I
     """
     try:
         yield
-    except BaseException:  # noqa: BLE001  # the process ends of it
+    except BaseException as error:  # noqa: BLE001  # the process ends of it
         try:
             logger.exception("%s failed; the process exits", work)
         finally:
-            end_process(ExitCode.CRASHED)
-
-
-def require_thread_starts(end_process: Callable[[ExitCode], None] = end_process) -> None:
-    """End this process from now on if a thread dies before it has begun: `Thread.start` waits for it forever."""
-    report = sys.unraisablehook
-
-    def end(unraisable: UnraisableHookArgs) -> None:
-        try:
-            report(unraisable)
-        finally:
-            if isinstance(getattr(unraisable.object, "__self__", None), threading.Thread):
-                end_process(ExitCode.CRASHED)
-
-    sys.unraisablehook = end
+            end_process(ExitCode.NO_MEMORY if isinstance(error, MemoryError) else ExitCode.CRASHED)

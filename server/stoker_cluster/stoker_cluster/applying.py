@@ -70,7 +70,7 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
                 yield from _keys(cluster, plan)
             _keep_replicas(cluster, content)
         answer = cluster.apply(content, force=force or reference in checked.forced)
-        same = answer.content["metadata"]["resourceVersion"] == checked.versions.get(reference)
+        same = reference in checked.unchanged
         yield Change(reference, "created" if answer.is_new else "unchanged" if same else "changed")
     wanted = {cluster.reference(content) for content in objects}
     for reference in _existing(cluster, plan):
@@ -138,9 +138,9 @@ def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _DryRun:
-    """The present versions of objects, and the objects whose conflicting fields are taken over."""
+    """The objects that are as they should be, and those whose conflicting fields are taken over."""
 
-    versions: dict[Reference, str] = field(default_factory=dict)
+    unchanged: set[Reference] = field(default_factory=set)
     forced: set[Reference] = field(default_factory=set)
 
 
@@ -158,22 +158,32 @@ def _dry_run(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool
             # The API cannot check objects of a namespace that does not exist.
             return _DryRun()
         try:
-            answer = cluster.apply(content, force=force, dry_run=True)
+            if not _would_change(cluster, content, force=force):
+                checked.unchanged.add(reference)
         except FieldConflict as error:
             if set(error.fields) == {_REPLICAS} and _is_scaled(cluster.find(reference)):
                 # The plan sets a number of pods that an autoscaler set before: the change that is wanted.
                 checked.forced.add(reference)
             else:
                 conflicts += [f"{reference} {path}: {reason}" for path, reason in error.fields.items()]
-            continue
-        if not answer.is_new:
-            checked.versions[reference] = answer.content["metadata"]["resourceVersion"]
     if conflicts:
         raise ClusterError(
             "nothing was changed, for others have changed what belongs to Stoker; take it over with "
             "--force-conflicts, or put it into the plan:\n  " + "\n  ".join(conflicts)
         )
     return checked
+
+
+def _would_change(cluster: Cluster, content: Mapping[str, Any], *, force: bool) -> bool:
+    """Whether applying an object would change it; what controllers write meanwhile is no such change."""
+    reference = cluster.reference(content)
+    before = _text(cluster.find(reference))
+    while _text(cluster.apply(content, force=force, dry_run=True).content) != before:
+        found = _text(cluster.find(reference))
+        if found == before:
+            return True
+        before = found
+    return False
 
 
 def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:

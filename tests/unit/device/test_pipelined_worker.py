@@ -683,3 +683,27 @@ def test_no_wake_up_of_two_threads_is_missed() -> None:
             assert ends(*tickets) == [
                 ModelFailed if number % 7 == 0 else doubled(number) for number in numbers
             ]
+
+
+def test_a_lone_row_passes_the_planner_unless_it_has_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some lone rows the next one is run by one thread as it is received; a cancelled one is handed back."""
+    with in_flight() as joined:
+        joined.pipeline.on_look = lambda: joined.clock.advance_ms(0.01)
+        for number in range(LONE_ROWS):
+            begin(joined, number)
+            joined.complete()
+            joined.turn_frontends()
+        plans: list[int] = []
+        plan = joined.worker.planner.plan
+        monkeypatch.setattr(joined.worker.planner, "plan", lambda: (plans.append(1), plan())[1])
+        ticket = joined.submit(7)
+        joined.turn_frontends()
+        joined.worker.turn()
+        joined.turn_frontends()
+        assert (ends(ticket), plans) == ([doubled(7)], [])
+        first, second = joined.submit(8), joined.submit(9)
+        joined.turn_frontends()
+        joined.worker.turn()
+        joined.complete()
+        joined.turn_frontends()
+        assert (ends(first, second), plans) == ([doubled(8), doubled(9)], [1])

@@ -61,6 +61,7 @@ class World:
     lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     at_ns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     now_ns: int = 0
+    expired: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.alike:
@@ -87,10 +88,20 @@ class World:
         )
         return numbers.tolist()
 
+    def take(self, waiting: set[int]) -> set[int]:
+        """Run the next batch; returns the rows that do not wait any more, which have to be of these."""
+        self.expired.clear()
+        rows = self.run().tolist()
+        gone = {*rows, *self.expired}
+        assert len(gone) == len(rows) + len(self.expired)
+        assert gone <= waiting
+        return gone
+
     def run(self) -> np.ndarray:
         """Run the next batch; returns its rows, none if nothing waits."""
         proposal = propose(self.queue, self.now_ns, self.policy, self.times)
         planned = schedule(self.queue, self.now_ns, self.policy, self.times)
+        self.expired += [number for block in planned.expired for number in block.numbers.tolist()]
         rows = np.array([number for block in planned.batch for number in block.numbers.tolist()], np.int64)
         assert len(rows) == (0 if proposal is None else proposal.rows) <= self.policy.max_batch_rows
         if len(rows):
@@ -116,11 +127,14 @@ def packing(most_rows: int, callers: int, *, alike: bool = True) -> float:
     return tokens / (world.now_ns - began_ns) * 1e9 / packed_tokens_per_s(most_rows)
 
 
-@pytest.mark.parametrize(("most_rows", "callers"), [(64, 1024), (256, 4096), (1024, 4096)])
-def test_texts_that_wait_are_packed_by_length(most_rows: int, callers: int) -> None:
-    """At least 0.9 of the tokens a second of the best packing, far more than in the order of arrival."""
-    assert packing(most_rows, callers) >= 0.9
-    assert packing(most_rows, callers, alike=False) <= 0.84
+@pytest.mark.parametrize(
+    ("most_rows", "callers", "least"),
+    [(64, 1024, 0.95), (256, 4096, 0.96), (1024, 4096, 0.94), (64, 256, 0.84), (256, 1024, 0.88)],
+)
+def test_texts_that_wait_are_packed_by_length(most_rows: int, callers: int, least: float) -> None:
+    """Of the tokens a second of the best packing, the more the more wait; in the order of arrival far fewer."""
+    assert packing(most_rows, callers) >= least
+    assert packing(most_rows, callers, alike=False) <= least - 0.1
 
 
 def in_time(load: float, *, alike: bool) -> tuple[float, float]:
@@ -225,6 +239,31 @@ def test_row_of_a_higher_tier_is_in_the_next_batch_of_any_length(target_ms: floa
     world.run()
     (high,) = world.arrive(np.array([300]), caller=2, tier=HIGH)
     assert high in world.run()
+
+
+requests = st.tuples(
+    st.lists(st.integers(1, 512), min_size=1, max_size=9),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 9),
+)
+
+
+@STEADY
+@given(st.lists(requests, max_size=14), st.integers(1, 8), st.sampled_from([None, 3, 40]), st.booleans())
+def test_each_waiting_text_leaves_once(
+    arrivals: list[tuple[list[int], int, int, int]], most: int, target_ms: float | None, named: bool
+) -> None:
+    """Texts of callers and tiers, with and without targets, in a crowd: none is lost, and none leaves twice."""
+    world = World(BatchPolicy(most, target_ms=target_ms))
+    waiting: set[int] = set()
+    for lengths, caller, tier, pause_ms in arrivals:
+        waiting |= {*world.arrive(np.array(lengths), caller if named else None, tier)}
+        world.now_ns += pause_ms * MS
+        waiting -= world.take(waiting)
+    while waiting:
+        waiting -= world.take(waiting)
+    assert not world.queue.rows
 
 
 def test_worker_reads_lengths_and_learns_times_by_tokens() -> None:

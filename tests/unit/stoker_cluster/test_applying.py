@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.stoker_cluster.plans import plan
 from tests.unit.stoker_cluster.puppet_api import PuppetApi
+from urllib3 import HTTPResponse
 
 from stoker_cluster.applying import KINDS, apply, difference
 from stoker_cluster.errors import ClusterError
@@ -55,6 +58,40 @@ def test_fields_changed_by_others_are_not_overwritten() -> None:
     }
     assert verbs["Deployment digits"] == "changed"
     assert api.objects[root]["spec"]["replicas"] == 3
+
+
+def test_status_written_by_controllers_meanwhile_is_no_change() -> None:
+    """They write a status at any time, and annotations: before the check, within it, and before the apply."""
+
+    class BusyApi(PuppetApi):
+        """An API whose controllers write to an object after each request for it."""
+
+        def request(self, method: str, path: str, *, body: Any = None, **options: Any) -> HTTPResponse:
+            answer = super().request(method, path, body=body, **options)
+            if (found := self.objects.get(path)) is not None:
+                writes = int(found.get("status", {}).get("writes", 0)) + 1
+                annotations = {"revision": str(min(writes, 3))}
+                self.put(
+                    found["kind"],
+                    found["metadata"]["name"],
+                    **{name: value for name, value in found.items() if name not in ("apiVersion", "kind")}
+                    | {
+                        "status": {"writes": writes},
+                        "metadata": {
+                            **found["metadata"],
+                            "annotations": {**found["metadata"].get("annotations", {}), **annotations},
+                            "resourceVersion": f"{path} {writes}",
+                        },
+                    },
+                )
+            return answer
+
+    api = BusyApi()
+    assert {change.verb for change in apply(api.cluster(), plan())} == {"created"}
+    assert {change.verb for change in apply(api.cluster(), plan())} == {"unchanged"}
+    changes = {change.reference.kind: change.verb for change in apply(api.cluster(), plan(image="stoker:2"))}
+    assert changes["Deployment"] == "changed"
+    assert changes["PodDisruptionBudget"] == "unchanged"
 
 
 def test_a_number_of_pods_is_left_to_an_autoscaler_and_taken_back() -> None:

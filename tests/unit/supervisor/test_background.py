@@ -24,7 +24,12 @@ def ended_child(returncode: int = -9, lived_s: float = 0.0, *, out_of_memory: bo
     """A process that has ended."""
     process = SimpleNamespace(returncode=returncode)
     child: Any = SimpleNamespace(process=process, out_of_memory=out_of_memory)
-    return SimpleNamespace(lived_s=lived_s, describe_exit=lambda: Child.describe_exit(child))
+    blameless: Any = Child.is_blameless
+    return SimpleNamespace(
+        lived_s=lived_s,
+        describe_exit=lambda: Child.describe_exit(child),
+        is_blameless=blameless.fget(child),
+    )
 
 
 def test_a_process_that_cannot_be_started_is_tried_until_it_can(
@@ -109,6 +114,7 @@ def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> 
     [
         (0, "exited with code 0"),
         (70, "exited with code 70"),
+        (73, "exited for lack of memory"),
         (-9, "was ended by SIGKILL"),
         (-35, "was ended by signal 35"),
         (None, "is running"),
@@ -117,6 +123,12 @@ def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> 
 def test_every_exit_has_words(code: int, words: str) -> None:
     """Also one by a real-time signal, which has no name."""
     assert ended_child(code).describe_exit() == words
+
+
+@pytest.mark.parametrize(("code", "is_blameless"), [(-9, True), (73, True), (70, False), (-11, False)])
+def test_killed_process_and_one_without_memory_blame_no_model(code: int, is_blameless: bool) -> None:
+    """The model that was being loaded then would get a process of its own, for which there may never be room."""
+    assert ended_child(code).is_blameless == is_blameless
 
 
 def test_an_end_for_want_of_memory_is_called_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from stoker.system.resources import (
     limit_library_threads,
     main_memory,
     require_memory,
+    start_thread,
 )
 
 STARTS = """
@@ -39,6 +41,14 @@ start_thread(threading.Thread(target=ended.set))
 assert ended.wait(30.0)
 """
 """With a stack of 8 MiB, `Thread.start` never returns at some of these limits."""
+
+
+def test_thread_that_dies_before_it_begins_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may take the memory for its first frame meanwhile."""
+    monkeypatch.setattr(resources, "_BEGIN_S", 1)
+    monkeypatch.setattr(threading.Thread, "_bootstrap_inner", lambda _: None)
+    with pytest.raises(MemoryError, match="a new thread did not begin within 1 s"):
+        start_thread(threading.Thread(target=print))
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:

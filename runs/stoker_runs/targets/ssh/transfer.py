@@ -1,8 +1,7 @@
 """Files to a machine and back: the machine keeps contents, so that each is sent once; logs are read on by offset.
 
 attempts/N/…             the attempt's files as the agent writes them, by the names that they have there
-attempts/N/incoming/…    folders that are on their way: after a cut each begins anew, and takes over what had come
-                         of its files, but no folder and no link that an earlier listing has named
+attempts/N/incoming/…    files that are on their way, by digests of their names, and the folders that are made of them
 attempts/N/collected     which folders have come, a line each; `all` when nothing is left to come
 """
 
@@ -300,115 +299,60 @@ async def collect(porter: Porter, job: Job) -> None:
         _record_collected(job, "all")
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file to copy.
-
-    Attributes:
-        tree: The folder that it comes into.
-        name: Its name among the attempt's files there.
-    """
-
-    tree: Tree
-    inner: str
-    name: str
-    size: int
-    executable: bool
-
-    @property
-    def bytes_here(self) -> int:
-        """The number of bytes copied so far."""
-        return self.tree.size_bytes(self.inner) or 0
-
-    @property
-    def has_come(self) -> bool:
-        """Whether the file is complete."""
-        return self.tree.size_bytes(self.inner) == self.size
-
-    def append(self, data: bytes, offset: int) -> None:
-        """Write data at an offset."""
-        _write_at(self.tree.open(self.inner, os.O_WRONLY | os.O_CREAT), data, offset)
-
-    def make_executable(self) -> None:
-        """Let its owner execute it."""
-        descriptor = self.tree.open(self.inner, os.O_RDONLY)
-        try:
-            os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
-
-
 async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], here: str) -> Path:
-    """Copy a folder; parts that were copied before are reused."""
+    """Copy a folder; parts of files that were copied before are reused."""
+    files = [(f"{there}/{entry[1]}", int(entry[2])) for entry in entries if entry[0] == "f"]
+    pieces: list[tuple[Path, int]] = []
     with local_errors():
-        incoming = _fresh(job.place / "incoming", here)
-        files = _create_entries(entries, incoming, there)
-        for earlier in _earlier(job.place / "incoming", here):
-            if earlier != incoming:
-                _reuse_earlier(files, Tree(earlier))
-                remove_tree(earlier)
-    pieces: list[tuple[_File, int]] = []
+        parts = private_folder(job.place / "incoming" / f"{here}.parts")
 
     def requests() -> Iterator[Request]:
-        for file in files:
+        for name, size in files:
             with local_errors():
-                offsets = [0] if file.size == 0 else range(file.bytes_here, file.size, _PIECE_BYTES)
-            for offset in offsets:
-                pieces.append((file, offset))
-                size = min(_PIECE_BYTES, file.size - offset)
+                part = _part_of(parts, name)
+                come = part.stat().st_size if part.exists() else -1
+                if come > size:
+                    part.unlink()
+                    come = -1
+            for offset in (
+                range(come, size, _PIECE_BYTES) if come > 0 else range(0, max(1, size), _PIECE_BYTES)
+            ):
+                pieces.append((part, offset))
+                length = min(_PIECE_BYTES, size - offset)
                 ids = {"run": job.record.id, "attempt": job.attempt}
-                yield {"op": "read", "name": file.name, "offset": offset, "size": size, **ids}, b""
+                yield {"op": "read", "name": name, "offset": offset, "size": length, **ids}, b""
 
     async for _, data in porter.exchange(requests()):
-        file, offset = pieces.pop(0)
+        part, offset = pieces.pop(0)
         with local_errors():
-            file.append(data, offset)
+            _append(part, data, offset)
     with local_errors():
-        for file in files:
-            if not file.has_come:
-                raise _refused(f"{file.name} has not come whole: its length has changed meanwhile")
-            if file.executable:
-                file.make_executable()
-    return incoming
+        for name, size in files:
+            if _part_of(parts, name).stat().st_size != size:
+                raise _refused(f"{name} has not come whole: its length has changed meanwhile")
+        return _put_together(entries, there, parts, job.place / "incoming" / here)
 
 
-def _earlier(place: Path, here: str) -> list[Path]:
-    """Return the folders of interrupted copies, the newest first."""
-    found = [path for path in place.iterdir() if re.fullmatch(rf"{here}(\.[0-9]+)?", path.name)]
-    return sorted(found, key=_count, reverse=True)
+def _part_of(parts: Path, name: str) -> Path:
+    """Return where a file is kept until all have come: no name of a listing is on the way to it."""
+    return parts / hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
-def _count(path: Path) -> int:
-    return int(path.suffix[1:] or 0)
-
-
-def _fresh(place: Path, here: str) -> Path:
-    """Make a new folder: nothing that an earlier listing has named is on the way to a file."""
-    counts = [_count(path) for path in _earlier(private_folder(place), here)]
-    fresh = place / f"{here}.{max(counts, default=0) + 1}"
-    fresh.mkdir(mode=0o700)
-    return fresh
-
-
-def _create_entries(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> list[_File]:
-    """Make folders and links; returns the files that have to come into them."""
-    tree, files = Tree(incoming), []
+def _put_together(entries: Sequence[Sequence[Any]], there: str, parts: Path, folder: Path) -> Path:
+    """Make a folder of the files that have come."""
+    remove_tree(folder)
+    folder.mkdir(mode=0o700)
+    tree = Tree(folder)
     for kind, name, *rest in entries:
         if kind == "d":
             tree.make_folder(name)
         elif kind == "l":
             tree.make_link(name, rest[0])
         else:
-            files.append(_File(tree, name, f"{there}/{name}", rest[0], bool(rest[1])))
-    return files
-
-
-def _reuse_earlier(files: Sequence[_File], earlier: Tree) -> None:
-    """Move the parts of files that an interrupted copy has."""
-    for file in files:
-        size_bytes = earlier.size_bytes(file.inner)
-        if size_bytes is not None and file.bytes_here < size_bytes <= file.size:
-            earlier.move(file.inner, file.tree, file.inner)
+            part = _part_of(parts, f"{there}/{name}")
+            part.chmod(0o700 if rest[1] else 0o600)
+            Tree(parts).move(part.name, tree, name)
+    return folder
 
 
 def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from stoker.errors import StokerError
 from stoker.gateway.describing.openapi import describe_server
 from stoker.gateway.http.page_files import PageFiles
 from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.access import readable_services
 from stoker.samples.example_bodies import make_body
 from stoker.settings.files import read_sample_file
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.http.requests import Requester
     from stoker.gateway.scoring.service import Service
 
 _PAGE: Final = Path(__file__).parent / "page"
@@ -37,27 +35,13 @@ def docs_routes(gateway: Gateway) -> list[Route]:
         return []
 
     async def openapi(request: Request) -> Response:
-        requester, directory = requester_of(request), gateway.directory
-        caller = check_metadata_access(gateway, requester)
-        services = [
-            service
-            for name, service in directory.services.items()
-            if caller.may_ask(name) and _is_open_to(gateway, requester, service)
-        ]
+        services = readable_services(gateway, requester_of(request))
+        directory = gateway.directory
         examples = await run_in_thread(_find_examples, services)
         leading = directory.only if directory.traffic is None else directory.traffic.endpoint.leading
         return JSONResponse(describe_server(services, leading, examples, gateway.settings.naming))
 
     return [Route("/openapi.json", openapi), *PageFiles(_PAGE).routes("/docs")]
-
-
-def _is_open_to(gateway: Gateway, requester: Requester, service: Service) -> bool:
-    """Whether a caller's key is one of the service, or the admin key, where metadata need a key."""
-    try:
-        check_metadata_access(gateway, requester, (service,))
-    except StokerError:
-        return False
-    return True
 
 
 def _find_examples(services: Sequence[Service]) -> dict[str, Any]:

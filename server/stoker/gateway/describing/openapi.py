@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker import __version__
+from stoker.gateway.describing.operations import describe_answer, describe_operation, json_content
 from stoker.gateway.describing.swagger import Naming, input_schema, output_schema
 from stoker.gateway.describing.text_paths import text_paths
 from stoker.gateway.model_directory import service_path
@@ -72,36 +73,25 @@ def describe_server(
 
 def _scoring(service: Service, path: str, example: Any) -> dict[str, Any]:
     schema = _input(service)
-    body: dict[str, Any] = {"schema": schema}
-    if example is not None:
-        body["example"] = example
-    content = {"application/json": body}
+    content = json_content(schema, example)
     if service.images is not None:
         content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
-    answer: dict[str, Any] = {"schema": _answer_schema(service)}
-    if (made := _answer_example(service)) is not None:
-        answer["example"] = made
-    operation: dict[str, Any] = {
-        "operationId": "score" if path == "/score" else f"score_{service.name}",
-        "summary": f"Score {service.name}",
-        "tags": [service.name],
-        "requestBody": {"required": bool(schema), "content": content},
-        "responses": {
-            "200": {"description": "The scores.", "content": {"application/json": answer}},
-            **{status: _error(text) for status, text in _ERRORS.items()},
-            "default": _error("The request was refused, or the model failed; the code says why."),
-        },
+    responses = {
+        "200": describe_answer(
+            "The scores.", json_content(_answer_schema(service), _answer_example(service))
+        ),
+        **{status: _error(text) for status, text in _ERRORS.items()},
+        "default": _error("The request was refused, or the model failed; the code says why."),
     }
-    if service.facts.description:
-        operation["description"] = service.facts.description
-    if not service.access.open:
-        operation["security"] = [{"Key": []}]
-    return operation
+    name = "score" if path == "/score" else f"score_{service.name}"
+    body = {"required": bool(schema), "content": content}
+    scoring = describe_operation(service, name, f"Score {service.name}", body, responses)
+    description = service.facts.description
+    return {**scoring, "description": description} if description else scoring
 
 
 def _error(text: str) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+    return describe_answer(text, json_content({"$ref": "#/components/schemas/Error"}))
 
 
 def _health(path: str, text: str) -> dict[str, Any]:

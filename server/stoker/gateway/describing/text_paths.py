@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.gateway.describing.operations import describe_answer, describe_operation, json_content
+
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
 
@@ -61,23 +63,12 @@ def text_paths(service: Service, prefix: str) -> dict[str, Any]:
 
 
 def _path(service: Service, prefix: str, name: str, schema: dict[str, Any], example: Any) -> dict[str, Any]:
-    error = {"description": "The request was refused.", "content": {"application/json": {"schema": _ERROR}}}
-    operation: dict[str, Any] = {
-        "operationId": f"{name}_{service.name}" if prefix else name,
-        "summary": f"{_SUMMARIES[name]} with {service.name}",
-        "tags": [service.name],
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schema, "example": example}},
-        },
-        "responses": {
-            "200": {
-                "description": "The answer.",
-                "content": {"application/json": {"schema": {"type": "object"}}},
-            },
-            "default": error,
-        },
+    responses = {
+        "200": describe_answer("The answer.", json_content({"type": "object"})),
+        "default": describe_answer("The request was refused.", json_content(_ERROR)),
     }
-    if not service.access.open:
-        operation["security"] = [{"Key": []}]
-    return {"post": operation}
+    body = {"required": True, "content": json_content(schema, example)}
+    named = f"{name}_{service.name}" if prefix else name
+    return {
+        "post": describe_operation(service, named, f"{_SUMMARIES[name]} with {service.name}", body, responses)
+    }

@@ -202,7 +202,7 @@ async def _reload(request: Request) -> Response:
 
 async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
-    service = gateway.directory.service(request.path_params.get("name"))
+    service = gateway.directory.service(request.path_params.get("name"), request.scope["path"])
     check_metadata_access(gateway, requester_of(request), (service,))
     await service.learn_signature()
     prefix = gateway.settings.naming.path_prefix
@@ -216,7 +216,7 @@ async def _swagger(request: Request) -> Response:
 
 
 async def _token(request: Request) -> Response:
-    service = _gateway(request).directory.service(request.path_params.get("name"))
+    service = _gateway(request).directory.service(request.path_params.get("name"), request.scope["path"])
     tokens = service.access.tokens
     if tokens is None:
         raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")

@@ -43,13 +43,29 @@ def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Serv
         caller = service.access.holder(authorization)
         if caller is not None:
             return caller
-    administration = gateway.administration
-    admins = Access() if administration is None else administration.access.callers
-    if not admins.open and admins.allows(authorization):
+    if _is_admin(gateway, authorization):
         return DEFAULT
     if candidates:
         raise candidates[0].access.refusal(authorization, sent_as)
     raise Unauthorized(f"No model is loaded now, so the admin key is needed: send {sent_as.format('key')}.")
+
+
+def readable_services(gateway: Gateway, requester: Requester) -> list[Service]:
+    """Return the services that a caller may score with; all if metadata need no key, or for the admin key.
+
+    Callers are refused as `check_metadata_access` does.
+    """
+    check_metadata_access(gateway, requester)
+    services, authorization = gateway.directory.services.values(), requester.authorization
+    if not gateway.settings.metadata_need_key or _is_admin(gateway, authorization):
+        return list(services)
+    return [service for service in services if service.access.holder(authorization) is not None]
+
+
+def _is_admin(gateway: Gateway, authorization: bytes) -> bool:
+    administration = gateway.administration
+    admins = Access() if administration is None else administration.access.callers
+    return not admins.open and admins.allows(authorization)
 
 
 def administration_of(gateway: Gateway, extension: str) -> Administration:

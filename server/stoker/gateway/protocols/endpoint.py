@@ -172,7 +172,7 @@ def check_posted(scope: Scope) -> None:
 
 def find_service(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
     """Find the service for a request whose path may name a model, by weight if the model's requests are split."""
-    name, directory = scope["path_params"].get("name"), gateway.directory
+    directory, name = gateway.directory, scope["path_params"].get("name")
     service = directory.deployment(headers, scope["path"]) if name is None else directory.service(name)
     return directory.choose_version(service, headers)
 

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from stoker.arena import AWAKE_NS, HAS_MANY_CORES, LONE_ROWS, push_numbers
+from stoker.arena import AWAKE_NS, LONE_ROWS, push_numbers
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.row_leases import RowLeases
@@ -83,19 +83,15 @@ class RowAnnouncer:
     Attributes:
         queued: Rows that the device does not know of yet.
         is_fast: Whether answers come so soon that polling for them pays.
-        awaits_next: Whether the loop also polls for the next request after an answer, which takes a core of its own.
     """
 
     __slots__ = (
-        "_awake_until_ns",
         "_call_soon",
         "_clock_ns",
         "_doorbell",
-        "_is_awake",
         "_is_closed",
         "_leases",
         "_lone_rows",
-        "awaits_next",
         "is_fast",
         "queued",
     )
@@ -111,9 +107,8 @@ class RowAnnouncer:
         self._leases = leases
         self._clock_ns = clock_ns
         self._call_soon = loop.call_soon
-        self._lone_rows = self._awake_until_ns = 0
-        self._is_closed = self._is_awake = self.is_fast = False
-        self.awaits_next = HAS_MANY_CORES
+        self._lone_rows = 0
+        self._is_closed = self.is_fast = False
         self.queued: list[int] = []
 
     def add_one(self, number: int, now_ns: int) -> None:
@@ -127,9 +122,7 @@ class RowAnnouncer:
             # There is nothing to wait for in the rest of this turn.
             self._doorbell.ring([number])
             if self.is_fast:
-                self._awake_until_ns = now_ns + AWAKE_NS
-                if not self._is_awake:
-                    self._poll()
+                self._call_soon(self._poll, now_ns + AWAKE_NS)
             return
         if not self.queued:
             self._call_soon(self.ring)
@@ -151,14 +144,7 @@ class RowAnnouncer:
         """Announce nothing more."""
         self._is_closed = True
 
-    def _poll(self) -> None:
-        """Keep the event loop polling while the only row, or the next request, is likely to come soon."""
-        rows = self._leases.leased_rows
-        self._is_awake = not self._is_closed and (rows == 1 or (self.awaits_next and not rows))
-        if self._is_awake and self._clock_ns() >= self._awake_until_ns:
-            self._is_awake = False
-            if not rows:
-                # Requests come too rarely.
-                self._lone_rows = 0
-        if self._is_awake:
-            self._call_soon(self._poll)
+    def _poll(self, until_ns: int) -> None:
+        """Keep the event loop polling while the only row is likely to come back soon."""
+        if self._leases.leased_rows == 1 and not self._is_closed and self._clock_ns() < until_ns:
+            self._call_soon(self._poll, until_ns)

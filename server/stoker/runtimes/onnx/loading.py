@@ -31,6 +31,7 @@ from stoker.runtimes.onnx.session_tensors import (
 )
 from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
+from stoker.runtimes.packed import Run
 from stoker.runtimes.precision import check_precision, describe_difference
 from stoker.runtimes.sequence_runtime import keep_state
 from stoker.runtimes.wrapping import wrap_model
@@ -77,14 +78,9 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     original: Path | bytes = without_maps(deployment.path)[0] if labels else deployment.path
     difference = None
     if on_cuda and is_compared(precision, deployment.path):
-        reference = partial(sessions.open_on_cpu, original)
-        difference = find_difference(
-            deployment,
-            device,
-            lambda: check_precision(
-                deployment.name, precision, model.run, lambda: SessionTensors(reference()).run, inputs
-            ),
-        )
+        reference = partial(_run_on_cpu, sessions, original)
+        compare = partial(check_precision, deployment.name, precision, model.run, reference, inputs)
+        difference = find_difference(deployment, device, compare)
     batched = all(info.shape[:1] == (-1,) for info in inputs) and share_first_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)
 
@@ -104,6 +100,10 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     if deployment.zipmap == "objects":
         check_objects(deployment, runtime.signature.model_tensors)
     return runtime
+
+
+def _run_on_cpu(sessions: OnnxSessions, original: Path | bytes) -> Run:
+    return SessionTensors(sessions.open_on_cpu(original)).run
 
 
 def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> str:

@@ -81,37 +81,6 @@ def test_row_announcer_fast_device_keeps_the_loop_awake_for_a_while() -> None:
     assert not announced.calls
 
 
-def test_row_announcer_keeps_the_loop_awake_for_the_next_request_on_many_cores() -> None:
-    """The loop polls on after an answer; if no request comes, it does not do so after later ones."""
-    announced = Announced()
-    alone(announced)
-    announced.announcer.is_fast = announced.announcer.awaits_next = True
-    for _ in range(2):
-        announced.add_one()
-        announced.end_turn()
-        announced.leases.release([0])
-        announced.end_turn()
-        assert len(announced.calls) == 1
-    announced.clock.now_ns += AWAKE_NS
-    announced.end_turn()
-    assert not announced.calls
-    announced.add_one()
-    assert len(announced.calls) == 1, "it is announced at the end of the turn"
-    announced.end_turn()
-    assert not announced.calls
-
-
-def test_row_announcer_sleeps_after_an_answer_on_few_cores() -> None:
-    """The caller may need the core."""
-    announced = Announced()
-    alone(announced)
-    announced.announcer.is_fast, announced.announcer.awaits_next = True, False
-    announced.add_one()
-    announced.leases.release([0])
-    announced.end_turn()
-    assert not announced.calls
-
-
 def test_row_announcer_closed_rings_no_more() -> None:
     """The socket of a lost device is closed: rows that were queued in the same turn stay where they are."""
     announced = Announced()

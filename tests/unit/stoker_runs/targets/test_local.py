@@ -15,8 +15,7 @@ from stoker_runs.records.store import RunStore
 from stoker_runs.targets import local
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job
-from stoker_runs.targets.local import check_fetched_data, collect, remove_work
-from stoker_runs.targets.registry import LocalEngine
+from stoker_runs.targets.local import LocalEngine, check_fetched_data, collect, remove_work
 
 
 @pytest.mark.parametrize(

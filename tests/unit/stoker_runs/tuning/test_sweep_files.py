@@ -72,11 +72,11 @@ def test_sweep_file_has_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"metrc": 1}, "there is no key metrc; did you mean metric?"),
+        ({"metrc": 1}, "there is no setting 'metrc'; did you mean metric?"),
         ({"metric": None}, "name of a metric"),
         ({"goal": "up"}, "sweep.yaml: the goal 'up'"),
         ({"runs": "many"}, "the number of runs has to be a whole number"),
-        ({"seed": "x"}, "seed has to be a whole number, and is 'x'"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
         ({"max_total_duration": "soon"}, "max_total_duration must be a duration"),
         ({"sampling": "bayes"}, "there is no sampling 'bayes'; did you mean bayesian?"),
         ({"parameters": [1]}, "parameters has to be a mapping"),
@@ -89,7 +89,7 @@ def test_sweep_file_has_defaults(tmp_path: Path) -> None:
         ({"policy": "bandid"}, "policy: there is no policy 'bandid'; did you mean bandit?"),
         (
             {"policy": {"bandit": {"slack_facto": 1}}},
-            "Bandit has no setting 'slack_facto'; did you mean slack_factor?",
+            "Bandit: there is no setting 'slack_facto'; did you mean slack_factor?",
         ),
         ({"policy": {"bandit": 3}}, "settings of Bandit have to be a mapping"),
         ({"policy": {"truncation_selection": {}}}, "needs truncation_percentage"),
@@ -107,7 +107,7 @@ def test_an_error_names_the_file_and_the_key(tmp_path: Path, change: dict[str, o
 
 def test_all_missing_keys_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     """At once, and a file that is not there as well."""
-    with pytest.raises(InvalidSettings, match="metric, goal, runs are missing"):
+    with pytest.raises(InvalidSettings, match="missing: metric, goal, runs"):
         read(tmp_path, "parameters: {--a: [1]}\n")
     with pytest.raises(InvalidSettings, match="there is no file"):
         split_sweep(tmp_path / "none.yaml")
@@ -165,9 +165,9 @@ def test_azures_file_is_read_as_it_is(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("BanditPolicy", "BanditPolizy", "there is no policy 'BanditPolizy'"),
-        ("max_total_runs: 8", "", "max_total_runs is missing"),
+        ("max_total_runs: 8", "", "missing: max_total_runs"),
         ("max_total_runs", "max_total_run", "did you mean max_total_runs?"),
-        ("max_duration_minutes: 100", "max_duration_minutes: x", "has to be a number"),
+        ("max_duration_minutes: 100", "max_duration_minutes: x", "must be a number"),
         ("type: random", "type: gird", "there is no sampling 'gird'; did you mean grid?"),
         ("      expression: choice\n", "", "each parameter has name, expression and values"),
         ("type: BanditPolicy", "kind: 1", "there is no policy None"),

@@ -61,7 +61,7 @@ class PuppetChild:
     killed: bool = False
     hung: bool = False
     dumped: bool = False
-    was_killed: bool = True
+    is_blameless: bool = True
     ended: tuple[float, bool] | None = None
     lived_s: float = 1.0
 

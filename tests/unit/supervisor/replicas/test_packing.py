@@ -49,8 +49,8 @@ def let_run(stage: Stage, *slots: int, page: int = FIRST_DEVICE_PAGE) -> None:
 
 
 def crash(child: PuppetChild) -> None:
-    """Let a process end by something other than SIGKILL."""
-    child.was_killed = False
+    """Let a process end by a fault of its own."""
+    child.is_blameless = False
     child.die()
 
 
