@@ -201,12 +201,18 @@ def other_methods(gateway: Gateway) -> dict[str, tuple[Any, Callable[[Any, RpcCa
     """Return the methods for health and management by path: the class of the request, and what answers it."""
     management = Management(gateway)
     answers: dict[str, Callable[[Requester, Any], Awaitable[Any]]] = {
-        "DescribeModel": lambda by, asked: management.describe(by, *_version(asked), _given(asked, *_NAMES)),
-        "ListModels": lambda by, asked: management.models(by, _given(asked)),
-        "RegisterModel": lambda by, asked: management.register(by, _given(asked)),
-        "ScaleWorker": lambda by, asked: management.scale(by, *_version(asked), _given(asked, *_NAMES)),
-        "SetDefault": lambda by, asked: management.set_default(by, asked.model_name, asked.model_version),
-        "UnregisterModel": lambda by, asked: management.unregister(by, *_version(asked)),
+        "DescribeModel": lambda requester, request: management.describe(
+            requester, *_version(request), _given(request, *_NAMES)
+        ),
+        "ListModels": lambda requester, request: management.models(requester, _given(request)),
+        "RegisterModel": lambda requester, request: management.register(requester, _given(request)),
+        "ScaleWorker": lambda requester, request: management.scale(
+            requester, *_version(request), _given(request, *_NAMES)
+        ),
+        "SetDefault": lambda requester, request: management.set_default(
+            requester, request.model_name, request.model_version
+        ),
+        "UnregisterModel": lambda requester, request: management.unregister(requester, *_version(request)),
     }
 
     async def ping(_: Any, __: RpcCall) -> Any:

@@ -120,6 +120,7 @@ class DialectEndpoint:
         """Check the request before its body is read, then score; None if the caller has been answered or has gone."""
         service, dialect, scope = unread.service, unread.dialect, unread.scope
         ids, options = RequestIds(*sent_ids(unread.headers)), self._options(unread)
+        self._check(service)
         inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, unread) as allowance:
             body = await read_body(unread, inflater, allowance)
@@ -128,7 +129,14 @@ class DialectEndpoint:
             needs_head = dialect is None and service.dialect.wants_head
             head = request_head(scope, None if inflater is None else len(body)) if needs_head else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
-            return await score_and_wait(service, request, unread.receive)
+            return await self._score(unread, request)
+
+    def _check(self, service: Service) -> None:
+        """Refuse an authorized request to a service that cannot answer it; overridden where there are such."""
+
+    async def _score(self, unread: UnreadRequest, request: ScoringRequest) -> Answer | None:
+        """Score a request whose body has been read; None if the caller has been answered or has gone."""
+        return await score_and_wait(unread.service, request, unread.receive)
 
     async def _keep(self, unread: UnreadRequest, later: Later) -> Answer | None:
         """Keep a request that is answered later; its content is checked then."""

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import NotSupported
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.requests import content_encodings, request_head
 from stoker.gateway.http.responses import Answer, error_answer, json_lines, parse_error
 from stoker.gateway.protocols.endpoint import (
     OK,
     DialectEndpoint,
     ScoringRequest,
     UnreadRequest,
-    allowance_of,
-    check_posted,
-    read_body,
-    score_and_wait,
     with_body,
 )
 from stoker.gateway.protocols.pieces import PieceFormat, score_and_stream
@@ -50,31 +42,29 @@ class GenerateEndpoint(DialectEndpoint):
         super().__init__(gateway, find, error_answer)
         self._streams = streams
 
-    async def _answer(self, unread: UnreadRequest) -> Answer | None:
-        service, scope = unread.service, unread.scope
-        check_posted(scope)
-        ids, options = RequestIds(*sent_ids(unread.headers)), self._options(unread)
-        _check_yields(service)
-        inflater = inflater_for(content_encodings(scope))
-        with allowance_of(self._gateway, unread) as allowance:
-            body = await read_body(unread, inflater, allowance)
-            if body is None:
-                return None
-            head = request_head(scope, None if inflater is None else len(body))
-            # Clients of this extension need not send a content type, but the forms of scripts require one.
-            pairs = [pair for pair in head.headers if pair[0] != "content-type"]
-            head.headers[:] = [*pairs, ("content-type", _JSON)]
-            head = replace(head, only_piece=not self._streams)
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), unread.dialect, options)
-            form = _GeneratedEvents(service)
-            if self._streams:
-                streams = self._gateway.open_streams()
-                return await score_and_stream(unread, request, form, b"", streams)
-            answer = await score_and_wait(service, request, unread.receive)
-            if answer is None or answer.status != OK:
-                return answer
-            named = form.add_names(answer.body)
-            return Answer(OK, json_lines(named) + ids.lines, named)
+    def _check(self, service: Service) -> None:
+        if service.signature is None:
+            raise service.not_ready()
+        script = service.script
+        if script is None or not script.yields:
+            ways = "post bodies to its scoring URI" if script is not None else "send its tensors to infer"
+            raise NotSupported(
+                f"generate extension is not supported for '{service.name}', which does not yield pieces: {ways}"
+            )
+
+    async def _score(self, unread: UnreadRequest, request: ScoringRequest) -> Answer | None:
+        assert request.head is not None, "scripts that yield want it"
+        # Clients of this extension need not send a content type, but the forms of scripts require one.
+        pairs = [pair for pair in request.head.headers if pair[0] != "content-type"]
+        head = replace(request.head, headers=[*pairs, ("content-type", _JSON)], only_piece=not self._streams)
+        request, form = request._replace(head=head), _GeneratedEvents(unread.service)
+        if self._streams:
+            return await score_and_stream(unread, request, form, b"", self._gateway.open_streams())
+        answer = await super()._score(unread, request)
+        if answer is None or answer.status != OK:
+            return answer
+        named = form.add_names(answer.body)
+        return Answer(OK, json_lines(named) + request.ids.lines, named)
 
     async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
         del headers
@@ -101,17 +91,6 @@ class _GeneratedEvents(PieceFormat):
 
     def error(self, content: bytes) -> bytes:
         return super().error(_error_json(content))
-
-
-def _check_yields(service: Service) -> None:
-    if service.signature is None:
-        raise service.not_ready()
-    script = service.script
-    if script is None or not script.yields:
-        ways = "post bodies to its scoring URI" if script is not None else "send its tensors to infer"
-        raise NotSupported(
-            f"generate extension is not supported for '{service.name}', which does not yield pieces: {ways}"
-        )
 
 
 def _error_json(content: bytes) -> bytes:

@@ -162,7 +162,6 @@ class _Routes:
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
         """Find the service and the dialect for an infer request."""
-        check_posted(scope)
         service, _ = self.find_script(scope, headers)
         regions, client = self._gateway.regions, scope.get("client")
         if regions is not None and not regions.serves(client[0] if client else ""):
@@ -171,6 +170,7 @@ class _Routes:
 
     def find_script(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, None]:
         """Find the service for a request, by weight if the model's requests are split."""
+        check_posted(scope)
         service = self._service(scope["path_params"])
         if "version" not in scope["path_params"]:
             service = self._gateway.directory.choose_version(service, headers)

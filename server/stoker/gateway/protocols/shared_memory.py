@@ -97,7 +97,7 @@ def cuda_status(gateway: Gateway, requester: Requester, name: str | None) -> lis
     """Return the regions on GPUs, or one of them, in the form of the protocol."""
     check_metadata_access(gateway, requester)
     if gateway.regions is not None and gateway.regions.serves(requester.address):
-        return gateway.regions.cuda_status(name)
+        return gateway.regions.status(name, CudaLocation)
     if name is not None:
         raise NotFound(f"Unable to find cuda shared memory region: '{cut(name)}'")
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -23,8 +23,8 @@ from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors, write_json
 from stoker.gateway.scoring.service import Service
-from stoker.wire.tfs import decode_predict, encode_predict
-from stoker.wire.tfs_examples import Verb, decode_examples, encode_results
+from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
+from stoker.wire.tfs_examples import decode_examples, encode_results
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -136,41 +136,33 @@ _MAX_VERSION: Final = 2**63 - 1
 _MAX_DIGITS: Final = 19
 
 
-class _Predict(TensorDialect):
-    """Predict in row and column format."""
+class _Signed(TensorDialect):
+    """Requests for a signature of a model: one function decodes them, given the signatures, another the answers."""
+
+    def __init__(self, decode: Callable[..., Any], encode: Callable[..., bytes]) -> None:
+        self._decode, self._encode = decode, encode
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del head
         service = call.service
-        request = decode_predict(signatures_of(service), body)
-        call.write = partial(
-            write_json, partial(encode_predict, request, non_finite=service.facts.non_finite)
-        )
+        request = self._decode(service.name, signatures=signatures_of(service), body=body)
+        call.write = partial(write_json, partial(self._encode, request, non_finite=service.facts.non_finite))
         submit_tensors(call, exchange, request.inputs, request.signature.name)
 
 
-class _Examples(TensorDialect):
-    """Classify and regress: examples of features in, labels with scores or numbers out."""
-
-    def __init__(self, verb: Verb) -> None:
-        self._verb = verb
-
-    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        del head
-        service = call.service
-        request = decode_examples(service.name, self._verb, signatures_of(service), body)
-        call.write = partial(
-            write_json, partial(encode_results, self._verb, request, non_finite=service.facts.non_finite)
-        )
-        submit_tensors(call, exchange, request.inputs, request.signature.name)
+def _decode_predict(model: str, signatures: Sequence[NamedSignature], body: bytes) -> PredictRequest:
+    del model
+    return decode_predict(signatures, body)
 
 
-PREDICT: Final = _Predict()
+PREDICT: Final = _Signed(_decode_predict, encode_predict)
+"""Predict in row and column format."""
 _VERBS: Final[Mapping[str, Dialect]] = {
     "predict": PREDICT,
-    "classify": _Examples("classify"),
-    "regress": _Examples("regress"),
+    "classify": _Signed(partial(decode_examples, verb="classify"), partial(encode_results, "classify")),
+    "regress": _Signed(partial(decode_examples, verb="regress"), partial(encode_results, "regress")),
 }
+"""Classify and regress get examples of features, and answer with labels and scores, or with numbers."""
 
 
 def tfs_routes(gateway: Gateway) -> list[Route]:

@@ -118,43 +118,25 @@ class Regions:
         """Unregister a region, or all of its kind; a region that is not registered is no error."""
         self._remove(lambda entry: isinstance(entry.location, kind) and name in (None, entry.name))
 
-    def status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the registered regions of system shared memory, or one of them, in the form of the protocol."""
-        return [
-            {
-                "name": entry.name,
-                "key": entry.location.key,
-                "offset": entry.location.offset_bytes,
-                "byte_size": entry.size_bytes,
-            }
-            for entry in self._find_entries(name, FileLocation, "system")
-            if isinstance(entry.location, FileLocation)
-        ]
-
-    def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the registered regions on GPUs, or one of them, in the form of the protocol."""
-        return [
-            {"name": entry.name, "device_id": entry.location.device_id, "byte_size": entry.size_bytes}
-            for entry in self._find_entries(name, CudaLocation, "cuda")
-            if isinstance(entry.location, CudaLocation)
-        ]
-
-    def _find_entries(self, name: str | None, kind: type[Location], word: str) -> list[Registration]:
+    def status(self, name: str | None, kind: type[Location] = FileLocation) -> list[dict[str, Any]]:
+        """Return the registered regions of a kind, or one of them, in the form of the protocol."""
         self.remove_gone()
-        found = [entry for entry in self._of_kind(kind) if name in (None, entry.name)]
+        found = [
+            {"name": entry.name, **entry.location.described, "byte_size": entry.size_bytes}
+            for entry in self._table.registered.values()
+            if isinstance(entry.location, kind) and name in (None, entry.name)
+        ]
         if name is not None and not found:
+            word = "system" if kind is FileLocation else "cuda"
             raise NotFound(f"Unable to find {word} shared memory region: {quoted(name)}")
         return found
-
-    def _of_kind(self, kind: type[Location]) -> list[Registration]:
-        return [entry for entry in self._table.registered.values() if isinstance(entry.location, kind)]
 
     def cold_devices(self) -> set[int]:
         """Return the GPUs with registered regions that this process has not used yet; each is returned once."""
         return self.cuda.cold(
             {
                 entry.location.device_id
-                for entry in self._of_kind(CudaLocation)
+                for entry in self._table.registered.values()
                 if isinstance(entry.location, CudaLocation)
             }
         )
@@ -170,7 +152,7 @@ class Regions:
     def read(self, span: RegionSpan) -> memoryview:
         """Return a copy of a part of a region."""
         entry, memory = self._find(span)
-        content = memory.read(_begin(entry) + span.offset_bytes, span.size_bytes)
+        content = memory.read(entry.location.offset_bytes + span.offset_bytes, span.size_bytes)
         if content is None:
             raise _cut_short(span)
         return content
@@ -190,7 +172,7 @@ class Regions:
         if entry.number != registration.number:
             raise _unknown(span)
         try:
-            to_row = memory.write(_begin(entry) + span.offset_bytes, content)
+            to_row = memory.write(entry.location.offset_bytes + span.offset_bytes, content)
         except OSError as error:
             raise InvalidInput(
                 f"Unable to write shared memory region {quoted(span.region)}: {os.strerror(error.errno or 0)}"
@@ -271,11 +253,6 @@ def _is_there(entry: Registration) -> bool:
         status = file_of(location.key).lstat()
         return (status.st_dev, status.st_ino) == (location.device, location.inode)
     return False
-
-
-def _begin(entry: Registration) -> int:
-    """Return the offset of a region in its memory."""
-    return entry.location.offset_bytes if isinstance(entry.location, FileLocation) else 0
 
 
 def _name_taken(name: str) -> RegionTaken:

@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +36,11 @@ class FileLocation(Struct, frozen=True, array_like=True, tag="system"):
     device: int
     inode: int
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its fields in the form of the protocol."""
+        return {"key": self.key, "offset": self.offset_bytes}
+
 
 class CudaLocation(Struct, frozen=True, array_like=True, tag="cuda"):
     """Where a region on a GPU is: at the start of an allocation.
@@ -44,8 +49,15 @@ class CudaLocation(Struct, frozen=True, array_like=True, tag="cuda"):
         handle: CUDA's IPC handle of the allocation, in Base64.
     """
 
+    offset_bytes: ClassVar[int] = 0
+
     handle: str
     device_id: int
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its fields in the form of the protocol."""
+        return {"device_id": self.device_id}
 
 
 Location = FileLocation | CudaLocation

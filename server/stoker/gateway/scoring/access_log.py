@@ -1,9 +1,7 @@
 """The access log: a line for each sampled scoring request, written without slowing requests down.
 
 The event loop only appends to a bounded queue; a thread makes lines of it and writes them. What does not fit into
-the queue, because the reader of the log is slow, is dropped, counted and reported. The thread shares the
-interpreter lock with the event loop, so it works in slices of half a millisecond and takes at most a fifth of the
-time.
+the queue, because the reader of the log is slow, is dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -11,12 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import random
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from stoker.gateway.scoring.background_writer import BackgroundWriter
 from stoker.gateway.scoring.call import request_facts
 from stoker.gateway.scoring.observers import ObservedCall, Observer
 from stoker.system.logs import escaped, json_line, log_settings, text_line
@@ -31,8 +28,6 @@ logger = logging.getLogger(__name__)
 _LOGGER: Final = "stoker.access"
 _MAX_QUEUED: Final = 8192
 _TICK_S: Final = 0.1
-_SLICE_S: Final = 0.0005
-_REST_RATIO: Final = 4
 # Linux writes up to this many bytes to a pipe atomically, so lines of several processes do not mix.
 _WRITE_BYTES: Final = 4096
 _STANDARD_ERROR: Final = 2
@@ -55,7 +50,7 @@ class _Served(NamedTuple):
     stages_ns: Mapping[str, int]
 
 
-class AccessLog(Observer):
+class AccessLog(BackgroundWriter[_Served, bytes], Observer):
     """The access log of one frontend; `share` of the requests are logged, by `write`, which may raise OSError."""
 
     def __init__(
@@ -65,22 +60,10 @@ class AccessLog(Observer):
         chance: Callable[[], float] = random.random,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("access log", _TICK_S)
         self._share, self._chance, self._clock_s = share, chance, clock_s
-        self._write = write or _write_all
-        self._queue: deque[_Served] = deque()
+        self._write_bytes = write or _write_all
         self._left_out = self._reported_left_out = 0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
-
-    def start(self) -> None:
-        """Start the writing thread."""
-        self._thread.start()
-
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Write what is queued and stop; lines that are not written within `timeout_s` are lost."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
     def accepts(self, call: ObservedCall, ids: RequestIds | None) -> bool:
         """Whether a request is logged."""
@@ -109,41 +92,29 @@ class AccessLog(Observer):
         else:
             self._queue.append(served)
 
-    def _run(self) -> None:
-        """Write until the log is closed; runs on a thread of its own."""
-        while not self._closing.wait(_TICK_S):
-            self.write_queued()
-        self.write_queued()
-
     def write_queued(self) -> None:
-        """Write all that is queued, in slices with pauses between them unless the log is being closed."""
-        while self._queue:
-            begun_s = time.thread_time()
-            # Both can be changed while the server runs.
-            settings = log_settings()
-            if not settings.info:
-                self._queue.clear()
-                break
-            line = _json if settings.form == "json" else _text
-            lines: list[bytes] = []
-            while self._queue and time.thread_time() - begun_s < _SLICE_S:
-                lines.append(line(self._queue.popleft()))
-            self._write_lines(lines)
-            self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
+        """Write all that is queued, unless the log has no such lines now, and how many were left out."""
+        # This can be changed while the server runs, as the form can.
+        if not log_settings().info:
+            self._queue.clear()
+        super().write_queued()
         left_out = self._left_out
         if left_out > self._reported_left_out:
             logger.warning("%d lines of the access log are left out here", left_out - self._reported_left_out)
             self._reported_left_out = left_out
 
-    def _write_lines(self, lines: list[bytes]) -> None:
+    def _encode(self, queued: _Served) -> bytes:
+        return _json(queued) if log_settings().form == "json" else _text(queued)
+
+    def _write(self, encoded: list[bytes]) -> None:
         chunk = b""
         try:
-            for line in lines:
+            for line in encoded:
                 if chunk and len(chunk) + len(line) > _WRITE_BYTES:
-                    self._write(chunk)
+                    self._write_bytes(chunk)
                     chunk = b""
                 chunk += line
-            self._write(chunk)
+            self._write_bytes(chunk)
         except OSError:
             # The disk is full, or the reader has gone: requests are served all the same.
             return

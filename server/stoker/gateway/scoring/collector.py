@@ -1,18 +1,14 @@
 """Collects sampled requests and answers of one model, without slowing requests down.
 
 The event loop only appends references to a bounded queue; a thread makes records of them and writes them. What does
-not fit into the queue is dropped and counted. The thread shares the interpreter lock with the event loop, so it
-works in slices of half a millisecond and takes at most a fifth of the time: under more load than that allows,
-records are dropped rather than requests delayed.
+not fit into the queue, under more load than the thread's share of the time allows, is dropped and counted.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import groupby
@@ -24,6 +20,7 @@ import simdjson
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.http.responses import Respond
+from stoker.gateway.scoring.background_writer import BackgroundWriter
 from stoker.metrics.counters import ModelMetrics
 
 logger = logging.getLogger(__name__)
@@ -34,8 +31,6 @@ LARGEST_BODY_BYTES: Final = 1 << 20
 _MAX_QUEUED_RECORDS: Final = 8192
 _MAX_QUEUED_BYTES: Final = 64 << 20
 _TICK_S: Final = 0.25
-_SLICE_S: Final = 0.0005
-_REST_RATIO: Final = 4
 _WARN_EVERY_S: Final = 60.0
 _BOM: Final = b"\xef\xbb\xbf"
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
@@ -58,7 +53,7 @@ class _Scored(NamedTuple):
         return len(self.inputs or b"") + len(self.outputs or b"")
 
 
-class Collector:
+class Collector(BackgroundWriter[_Scored, tuple[float, bytes]]):
     """The data collection of one model in one frontend."""
 
     def __init__(
@@ -70,6 +65,7 @@ class Collector:
         metrics: ModelMetrics,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(f"collect {model}", _TICK_S)
         self._common = {"model": model, "version": version}
         self._files = files
         self._metrics = metrics
@@ -79,28 +75,15 @@ class Collector:
         self._keeps_outputs = "outputs" in settings.collections
         self._as_text = settings.format == "parquet"
         self._parser = simdjson.Parser()
-        self._queue: deque[_Scored] = deque()
         # Each has one writer only: the event loop, or the writing thread.
         self._enqueued_bytes = 0
         self._taken_bytes = 0
         self._warned_s = -_WARN_EVERY_S
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"collect {model}", daemon=True)
 
     @property
     def queued_bytes(self) -> int:
         """How many bytes of bodies wait to be written."""
         return self._enqueued_bytes - self._taken_bytes
-
-    def start(self) -> None:
-        """Start the writing thread."""
-        self._thread.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Write what is queued and stop; records that are not written within `timeout_s` are lost."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
     def samples(self, request_id: bytes) -> bool:
         """Whether a request is sampled: decided by its id, so every server decides alike."""
@@ -143,27 +126,23 @@ class Collector:
         self._queue.append(scored)
 
     def _run(self) -> None:
-        """Write until the collector is closed; runs on a thread of its own."""
-        while not self._closing.wait(_TICK_S):
-            self.write_queued()
-            self._files.close_past(self._clock_s())
-        self.write_queued()
+        super()._run()
         self._files.close()
 
     def write_queued(self) -> None:
-        """Write all that is queued, in slices with pauses between them unless the collector is being closed."""
-        while self._queue:
-            begun_s = time.thread_time()
-            records = []
-            while self._queue and time.thread_time() - begun_s < _SLICE_S:
-                scored = self._queue.popleft()
-                self._taken_bytes += scored.kept_bytes
-                records.append((scored.time_s, self._line(scored)))
-            for _, hour in groupby(records, lambda record: record[0] // 3600):
-                self._write(list(hour))
-            self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
+        """Write all that is queued, and close the files of past hours."""
+        super().write_queued()
+        self._files.close_past(self._clock_s())
 
-    def _write(self, records: list[tuple[float, bytes]]) -> None:
+    def _encode(self, queued: _Scored) -> tuple[float, bytes]:
+        self._taken_bytes += queued.kept_bytes
+        return queued.time_s, self._line(queued)
+
+    def _write(self, encoded: list[tuple[float, bytes]]) -> None:
+        for _, hour in groupby(encoded, lambda record: record[0] // 3600):
+            self._write_hour(list(hour))
+
+    def _write_hour(self, records: list[tuple[float, bytes]]) -> None:
         try:
             self._files.write(records[0][0], [line for _, line in records])
         except OSError as error:

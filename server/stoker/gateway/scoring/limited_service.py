@@ -12,8 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from stoker.errors import DeadlineExceeded, Overloaded
@@ -66,11 +64,6 @@ class LimitedService(Service):
         self.call_type = _LimitedCall
         self.in_flight = 0
         self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
-        self._ends: list[tuple[int, int, _LimitedCall]] = []
-        """A heap of the times until which requests wait; entries of requests that do not wait any more are skipped.
-        """
-        self._numbers = count()
-        self._looks_ns: int | None = None
 
     def attach(self, exchange: Exchange) -> None:
         """Use this exchange too from now on."""
@@ -111,8 +104,7 @@ class LimitedService(Service):
             call.shorten((call.dialect or self.dialect).timeout_ns(self, body))
             until_ns = min(now_ns + self._max_wait_ms * 1_000_000, call.deadline_ns)
             self._waiting[call] = _Waiting(body, head, now_ns)
-            heappush(self._ends, (until_ns, next(self._numbers), call))
-            self._watch()
+            self._after(max(0.0, (until_ns - now_ns) / 1e9), partial(self._expire, call, until_ns))
         else:
             call.refuse(self._busy())
 
@@ -121,29 +113,10 @@ class LimitedService(Service):
         call.admitted = True
         super().submit(call, body, head)
 
-    def _watch(self) -> None:
-        """Set a timer for the first of the waiting requests whose wait ends."""
-        while self._ends and self._ends[0][2] not in self._waiting:
-            heappop(self._ends)
-        if not self._ends:
-            return
-        until_ns = self._ends[0][0]
-        if self._looks_ns is None or until_ns < self._looks_ns:
-            self._looks_ns = until_ns
-            self._after(max(0.0, (until_ns - self._clock_ns()) / 1e9), partial(self._expire, until_ns))
-
-    def _expire(self, looks_ns: int) -> None:
-        if looks_ns != self._looks_ns:
-            # A request that came later may have a shorter wait, and has set an earlier timer.
-            return
-        self._looks_ns = None
-        now_ns = self._clock_ns()
-        while self._ends and self._ends[0][0] <= now_ns:
-            _, _, call = heappop(self._ends)
-            if self._waiting.pop(call, None) is not None and call.is_awaited:
-                late = call.deadline_ns <= now_ns
-                call.refuse(DeadlineExceeded(_LATE) if late else self._busy())
-        self._watch()
+    def _expire(self, call: _LimitedCall, until_ns: int) -> None:
+        """Refuse a request that has waited until then, unless it has been admitted."""
+        if self._waiting.pop(call, None) is not None and call.is_awaited:
+            call.refuse(DeadlineExceeded(_LATE) if call.deadline_ns <= until_ns else self._busy())
 
     def _after(self, delay_s: float, function: Callable[[], None]) -> None:
         (self._call_later or asyncio.get_running_loop().call_later)(delay_s, function)

@@ -75,9 +75,9 @@ def test_with_the_admin_key_alone(regions: Regions) -> None:
             unregister_cuda(gateway, holder, name)
     with pytest.raises(Forbidden, match="Pages"):
         unregister_cuda(gateway, holder._replace(from_page=True), "r")
-    assert regions.cuda_status(None)
+    assert regions.status(None, CudaLocation)
     unregister_cuda(gateway, admin, "r")
-    assert regions.cuda_status(None) == []
+    assert regions.status(None, CudaLocation) == []
 
 
 def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
@@ -91,7 +91,7 @@ def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
         unregister_cuda(gateway, holder, None)
         with pytest.raises((Forbidden, NotSupported)):
             regions_to_change(gateway, Requester(ADMIN, FAR))
-    assert regions.cuda_status(None)
+    assert regions.status(None, CudaLocation)
 
 
 @pytest.mark.anyio

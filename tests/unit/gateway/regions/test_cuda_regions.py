@@ -73,20 +73,20 @@ def test_all_frontends_know_at_once(machine: Machine) -> None:
     theirs.write(span, memoryview(b"xy"), theirs.check(span))
     assert bytes(ours.read(RegionSpan("r", 29, 3))) == b"\x1dxy"
     assert [len(cuda.open) for cuda in machine.cudas] == [1, 1]
-    assert ours.cuda_status(None) == [{"name": "r", "device_id": 0, "byte_size": 32}]
+    assert ours.status(None, CudaLocation) == [{"name": "r", "device_id": 0, "byte_size": 32}]
     theirs.unregister("r", CudaLocation)
     with pytest.raises(InvalidInput, match="Unable to find"):
         ours.read(RegionSpan("r", 2, 3))
     ours.remove_gone()
     assert [len(cuda.open) for cuda in machine.cudas] == [0, 0]
     with pytest.raises(NotFound, match="cuda shared memory region: 'r'"):
-        ours.cuda_status("r")
+        ours.status("r", CudaLocation)
 
 
 def test_library_is_loaded_on_first_use(machine: Machine) -> None:
     """A server whose callers use system shared memory alone has no context on a GPU."""
     for regions in machine.frontends:
-        assert regions.cuda_status(None) == []
+        assert regions.status(None, CudaLocation) == []
         regions.unregister(None, CudaLocation)
         regions.remove_gone()
         assert not regions.cold_devices()
@@ -186,7 +186,7 @@ def test_an_allocation_that_is_shorter_is_refused_and_closed(machine: Machine) -
         machine.register("r", "a", 65)
     gc.collect()
     assert machine.cudas[0].open == {}
-    assert machine.frontends[0].cuda_status(None) == []
+    assert machine.frontends[0].status(None, CudaLocation) == []
 
 
 def test_name_is_unique_over_all_kinds_of_memory(machine: Machine) -> None:
@@ -207,9 +207,9 @@ def test_name_is_unique_over_all_kinds_of_memory(machine: Machine) -> None:
     with pytest.raises(NotFound, match="system"):
         ours.status("s")
     ours.unregister(None)
-    assert len(ours.cuda_status(None)) == 1
+    assert len(ours.status(None, CudaLocation)) == 1
     ours.unregister(None, CudaLocation)
-    assert (ours.cuda_status(None), machine.cudas[0].open) == ([], {})
+    assert (ours.status(None, CudaLocation), machine.cudas[0].open) == ([], {})
 
 
 def test_each_copy_is_on_the_region_s_own_gpu() -> None:

@@ -17,15 +17,21 @@ from stoker.gateway.scoring.call import Call
 class Agenda:
     """Keeps delayed calls, and makes them when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self.clock_ns = clock_ns
         self.entries: list[tuple[float, Callable[[], None]]] = []
 
     def __call__(self, delay_s: float, function: Callable[[], None]) -> None:
-        self.entries.append((delay_s, function))
+        self.entries.append((delay_s and self.clock_ns() + delay_s * 1e9, function))
+
+    @property
+    def delays_s(self) -> list[float]:
+        """How long each of them is due in."""
+        return [(due_ns - self.clock_ns()) / 1e9 for due_ns, _ in self.entries]
 
     def run(self, *, timers: bool = False) -> None:
-        """Make the calls that are due, and with `timers` all of them."""
-        due = [entry for entry in self.entries if timers or not entry[0]]
+        """Make the calls without a delay, and with `timers` those whose delay has passed."""
+        due = [entry for entry in self.entries if entry[0] <= (self.clock_ns() if timers else 0)]
         self.entries = [entry for entry in self.entries if entry not in due]
         for _, function in due:
             function()
@@ -49,7 +55,7 @@ class Limited:
 
     def __init__(self, joined: Joined, *, limit: int, max_wait_ms: int, timeout_ms: int = 1000) -> None:
         self.memory = metric_memory()
-        self.joined, self.agenda = joined, Agenda()
+        self.joined, self.agenda = joined, Agenda(joined.clock)
         self.service = puppet_service(
             memory=self.memory,
             timeout_ms=timeout_ms,
@@ -125,12 +131,12 @@ def test_request_that_waits_past_max_wait_gets_503(joined: Joined) -> None:
     _, early = limited.score(2)
     joined.clock.advance_ms(200)
     _, late = limited.score(3)
-    assert [delay for delay, _ in limited.agenda.entries] == [0.5]
+    assert limited.agenda.delays_s == pytest.approx([0.3, 0.5])
     joined.clock.advance_ms(300)
     limited.agenda.run(timers=True)
     assert (early.status, json.loads(early.body)["code"], late.status) == (503, "overloaded", 0)
     assert b"retry-after: 1\r\n" in early.lines
-    assert [delay for delay, _ in limited.agenda.entries] == [pytest.approx(0.2)]
+    assert limited.agenda.delays_s == [pytest.approx(0.2)]
     limited.settle()
     assert late.status == 200
     assert limited.statuses() == {200: 2, 503: 1}
@@ -144,7 +150,7 @@ def test_a_deadline_in_the_queue_is_a_deadline(joined: Joined) -> None:
     limited = Limited(joined, limit=1, max_wait_ms=5000, timeout_ms=100)
     limited.score(1)
     _, answer = limited.score(2)
-    assert [delay for delay, _ in limited.agenda.entries] == [pytest.approx(0.1)]
+    assert limited.agenda.delays_s == [pytest.approx(0.1)]
     joined.clock.advance_ms(100)
     limited.agenda.run(timers=True)
     assert (answer.status, json.loads(answer.body)["code"]) == (504, "deadline_exceeded")
@@ -181,7 +187,7 @@ def test_an_own_timeout_counts_from_the_arrival(joined: Joined) -> None:
     joined.clock.advance_ms(25)
     limited.agenda.run(timers=True)
     assert [answer.status for answer in answers] == [504, 504, 0, 0]
-    assert [delay for delay, _ in limited.agenda.entries] == [pytest.approx(0.4)]
+    assert limited.agenda.delays_s == pytest.approx([0.4, 0.4, 0.4])
     limited.settle()
     assert [running.status, patient.status] == [200, 200]
     assert [answer.status for answer in answers] == [504, 504, 400, 200]
