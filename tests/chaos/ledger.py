@@ -13,8 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Allowance", "Ledger", "Outcome", "Verdict"]
+__all__ = ["GONE", "Allowance", "Ledger", "Outcome", "Verdict"]
+
+GONE: Final = ("device_lost", "not_ready")
+"""The codes of requests to a device process that has ended, or is not there yet."""
 
 
 class Verdict(StrEnum):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.ledger import Outcome, Verdict
+from tests.chaos.ledger import GONE, Outcome, Verdict
 from tests.chaos.scene import Scene, action
 from tests.http.raw_http import Connection, rows_body, scoring
 from tests.live_server import PRIMARY, wait_until
@@ -21,7 +21,6 @@ from tests.tiny_models import DIE, FORK
 
 __all__: list[str] = []
 
-_GONE: Final = ("device_lost", "not_ready")
 _HELD_UP: Final = 2.0
 """So many times as long as other faults last: at the longest, longer than a request may take."""
 _MOST_OOM_SCORE_ADJ: Final = 1000
@@ -31,7 +30,7 @@ _FORKS: Final = 12
 @action
 def device_killed(scene: Scene) -> Iterator[None]:
     """Requests of a killed device process run again in another replica or are answered 503 with Retry-After."""
-    scene.allow(Verdict.REFUSED, *_GONE)
+    scene.allow(Verdict.REFUSED, *GONE)
     scene.signal(scene.choose_process("device"), signal.SIGKILL)
     yield
 
@@ -39,7 +38,7 @@ def device_killed(scene: Scene) -> Iterator[None]:
 @action
 def all_devices_killed(scene: Scene) -> Iterator[None]:
     """When all device processes are killed at once, requests are told 503 with Retry-After until they are back."""
-    scene.allow(Verdict.REFUSED, *_GONE)
+    scene.allow(Verdict.REFUSED, *GONE)
     for pid in scene.server.kinds()["device"]:
         scene.signal(pid, signal.SIGKILL)
     yield
@@ -48,7 +47,7 @@ def all_devices_killed(scene: Scene) -> Iterator[None]:
 @action
 def script_ends_its_process(scene: Scene) -> Iterator[None]:
     """A script that ends its own process costs requests to that script, each told 503 with Retry-After."""
-    scene.allow(Verdict.REFUSED, *_GONE, protocols=("script",))
+    scene.allow(Verdict.REFUSED, *GONE, protocols=("script",))
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(OSError):
             connection = opened.enter_context(Connection(scene.server.port))
@@ -111,7 +110,7 @@ def killed_for_memory(scene: Scene) -> Iterator[None]:
     if victim in kinds["frontend"]:
         yield from frontend_killed(scene)
     else:
-        scene.allow(Verdict.REFUSED, *_GONE)
+        scene.allow(Verdict.REFUSED, *GONE)
         scene.signal(victim, signal.SIGKILL)
         yield
 

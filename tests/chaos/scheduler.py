@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.chaos import answers_later, endings, processes, reloads, rude, shortages, versions
 from tests.chaos.callers import Callers, Surroundings
-from tests.chaos.ledger import Allowance, Ledger, Outcome, Verdict
+from tests.chaos.ledger import GONE, Allowance, Ledger, Outcome, Verdict
 from tests.chaos.questions import HTTP_PROTOCOLS, ON_DEMAND
 from tests.chaos.scene import ACTIONS, ENDINGS, Action, Scene
 from tests.chaos.server import RECOVERY_S, ChaosServer, Usage
@@ -35,9 +35,6 @@ _WARM_PART: Final = 3
 """After one part of so many of the rounds its processes have touched what memory they use, and should not grow."""
 _FORESEEN: Final = re.compile("the script was told to raise|MemoryError|can't start new thread")
 """Expected last lines of tracebacks: errors that rude callers provoke in a script, and those of a memory limit."""
-
-
-_GONE: Final = ("not_ready", "device_lost")
 
 
 class BrokenPromise(AssertionError):
@@ -209,7 +206,7 @@ class Episode:
 
 def _is_held_up(outcome: Outcome) -> bool:
     """Whether a request got no answer as its model could not be loaded in time."""
-    return outcome.protocol == ON_DEMAND and (outcome.verdict is Verdict.LATE or outcome.detail in _GONE)
+    return outcome.protocol == ON_DEMAND and (outcome.verdict is Verdict.LATE or outcome.detail in GONE)
 
 
 def _described(outcome: Outcome) -> str:

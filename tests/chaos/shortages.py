@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.ledger import Verdict
+from tests.chaos.ledger import GONE, Verdict
 from tests.chaos.scene import Scene, action
 from tests.http.raw_http import Connection
 from tests.live_server import wait_until
@@ -85,7 +85,8 @@ def descriptors_gone(scene: Scene) -> Iterator[None]:
 # Not beside a killed frontend: the process has to map an arena of the next one, and ends where it cannot.
 @partial(action, group="frontend killed")
 def memory_limited(scene: Scene) -> Iterator[None]:
-    """A device process that gets no more memory goes on answering what fits into what it has."""
+    """A device process that gets no more memory answers what fits, or ends, and another one takes its place."""
+    scene.allow(Verdict.REFUSED, *GONE)
     pid = scene.choose_process("device")
     with contextlib.ExitStack() as limits:
         with contextlib.suppress(OSError):

@@ -120,7 +120,7 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: 
         if options.get("help"):
             options.setdefault("description", sentence(options["help"]))
         if name in ACTION_ALIASES:
-            options.setdefault("aliases", (ACTION_ALIASES[name],))
+            options["aliases"] = (*options.get("aliases", ()), ACTION_ALIASES[name])
         self._names.update(dict.fromkeys(options.get("aliases", ()), name))
         return super().add_parser(name, **options)
 
