@@ -278,6 +278,7 @@ class AcceptanceBench:
                 values[key] = self._poisson(server, ceiling, options)
             values["load"] = _load_s(server.log())
         with server:
+            server.check()
             values["load again"] = _load_s(server.log())
         for peer in PEERS:
             self._peer(peer, model)
