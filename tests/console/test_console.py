@@ -359,6 +359,7 @@ def test_hundreds_of_models_are_searched_filtered_and_paged(opened: Page) -> Non
     visit(opened, "Models")
     shown = opened.locator("details.model")
     status = opened.get_by_role("search").get_by_role("status")
+    shown.nth(19).wait_for()
     assert (shown.count(), status.inner_text()) == (20, "1 to 20 of 500 models")
     memory = opened.get_by_label("GPU memory of models: 1.5 GiB of 2.0 GiB")
     assert memory.evaluate("bar => bar.value / bar.max") == 0.75
