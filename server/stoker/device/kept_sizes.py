@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,9 @@ from stoker.deployment import Deployment, Device
 from stoker.system.durable import replace_file
 
 logger = logging.getLogger(__name__)
+
+KeepSizes = Callable[[Sequence[int]], None]
+"""Keeps the sizes that were chosen for the next load."""
 
 
 def read_sizes(deployment: Deployment, device: Device) -> tuple[int, ...] | None:

@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.bucket_choice import choose_buckets, gains_by_growing
+from stoker.device.kept_sizes import KeepSizes
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import SizedRuntime
 from stoker.system.resources import start_thread
 
 logger = logging.getLogger(__name__)
-
-KeepSizes = Callable[[Sequence[int]], None]
-"""Keeps the sizes that were chosen for the next load."""
 
 
 class LaterSizes:

@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
+from stoker.device.kept_sizes import KeepSizes
 from stoker.runtimes.base import Runtime
 from stoker.tensors import Signature
 
@@ -28,6 +29,7 @@ class LoadedModel:
         sample: Sample rows that it is known to answer; None to use zeros.
         full_batch_s: Seconds that a batch of `max_batch_rows` takes when warm; 0 if not measured.
         later_sizes: Further sizes of batches, to be prepared while it serves.
+        keep_sizes: Keeps the choice among all sizes; None if `later_sizes` are an earlier choice.
         warm_up_runs: How often a batch of each size runs at first, also in each further instance.
     """
 
@@ -42,6 +44,7 @@ class LoadedModel:
     full_batch_s: float = 0.0
     warm_up_runs: int = 1
     later_sizes: tuple[int, ...] = ()
+    keep_sizes: KeepSizes | None = None
 
     @property
     def signature(self) -> Signature:

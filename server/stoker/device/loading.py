@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.device.canary import Canary, first_row
 from stoker.device.first_batches import TIMED_RUNS, is_pipelined, time_batches, time_full_batch, warm_up
-from stoker.device.kept_sizes import read_sizes
+from stoker.device.kept_sizes import KeepSizes, read_sizes, write_sizes
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed
@@ -94,6 +95,7 @@ def load(
         first.full_batch_s,
         deployment.warm_up_runs,
         first.later_sizes,
+        first.keep_sizes,
     )
 
 
@@ -105,6 +107,7 @@ class _FirstBatches(NamedTuple):
     times_ns: Mapping[int, int] = {}
     full_batch_s: float = 0.0
     later_sizes: tuple[int, ...] = ()
+    keep_sizes: KeepSizes | None = None
 
 
 def _time_first_sizes(
@@ -116,10 +119,12 @@ def _time_first_sizes(
     clock_ns: Callable[[], int],
 ) -> _FirstBatches:
     """Time the sizes that the runtime has from the beginning; the others are prepared while it serves."""
-    later_sizes = read_sizes(deployment, device) or candidate_sizes(most)
+    known = read_sizes(deployment, device)
+    later_sizes = known or candidate_sizes(most)
     sizes = BatchSizes(tuple(runtime.sizes), chosen=True)
     times_ns = _times_ns(runtime, sizes, later_sizes[-1], sample, clock_ns)
-    return _FirstBatches(later_sizes[-1], sizes, times_ns, later_sizes=later_sizes)
+    keep_sizes = None if known else partial(write_sizes, deployment, device)
+    return _FirstBatches(later_sizes[-1], sizes, times_ns, later_sizes=later_sizes, keep_sizes=keep_sizes)
 
 
 def _run_chosen_sizes(

@@ -19,7 +19,6 @@ from stoker.device.device_page import SlotFacts
 from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.first_batches import first_times, full_batch, is_pipelined
 from stoker.device.hang_watch import HangWatch
-from stoker.device.kept_sizes import read_sizes, write_sizes
 from stoker.device.lanes import Lane
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import fork, load
@@ -163,7 +162,7 @@ class ModelThreads:
             for number in range(1, loaded.instances):
                 runtime, loaded = self._fork(loaded, number)
                 runtimes.append(runtime)
-            self._prepare(loaded, runtimes, device)
+            self._prepare(loaded, runtimes)
         except BaseException as error:  # noqa: BLE001  # raised again on the main thread
             self._loaded.set_exception(error)
             return
@@ -186,7 +185,7 @@ class ModelThreads:
         self._start_thread(f" ({number + 1})", live)
         return forked.result()
 
-    def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime], device: Device) -> None:
+    def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
         if loaded.full_batch_s:
             # Otherwise an idle server would appear to have little capacity.
@@ -195,7 +194,7 @@ class ModelThreads:
             turn = self._turn(len(runtimes))
             if turn is not None:
                 undone.callback(turn.leave)
-            worker = self._make_worker(loaded, runtimes, device, turn)
+            worker = self._make_worker(loaded, runtimes, turn)
             # It leaves the turns too.
             undone.pop_all()
             undone.callback(worker.close)
@@ -212,9 +211,7 @@ class ModelThreads:
                 self._hang_watch.start()
             undone.pop_all()
 
-    def _make_worker(
-        self, loaded: LoadedModel, runtimes: list[Runtime], device: Device, turn: ModelTurn | None
-    ) -> Worker:
+    def _make_worker(self, loaded: LoadedModel, runtimes: list[Runtime], turn: ModelTurn | None) -> Worker:
         deployment = self._deployment
         policy = BatchPolicy(
             loaded.max_batch_rows,
@@ -245,9 +242,7 @@ class ModelThreads:
             worker.teach(first_times(loaded))
         if loaded.later_sizes:
             assert isinstance(worker, PipelinedWorker), "others choose their sizes at the load"
-            known = read_sizes(deployment, device) is not None
-            keep = None if known else partial(write_sizes, deployment, device)
-            worker.add_sizes_later(deployment.name, loaded.later_sizes, keep)
+            worker.add_sizes_later(deployment.name, loaded.later_sizes, loaded.keep_sizes)
         return worker
 
     def _turn(self, threads: int) -> ModelTurn | None:

@@ -20,7 +20,8 @@ from stoker.device.bucket_watch import BucketWatch
 from stoker.device.device_turns import ModelTurn
 from stoker.device.flights import AttachedArenas, Flight, Flights
 from stoker.device.instance import Instance
-from stoker.device.later_sizes import KeepSizes, LaterSizes
+from stoker.device.kept_sizes import KeepSizes
+from stoker.device.later_sizes import LaterSizes
 from stoker.device.pipelined_planner import PipelinedPlanner
 from stoker.device.worker import Worker
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime

@@ -17,8 +17,7 @@ from stoker.device import later_sizes, loading
 from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.bucket_choice import candidate_sizes
-from stoker.device.kept_sizes import read_sizes, write_sizes
-from stoker.device.later_sizes import KeepSizes
+from stoker.device.kept_sizes import KeepSizes, read_sizes, write_sizes
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.runtimes.base import OutOfMemory
 
@@ -183,3 +182,17 @@ def test_load_with_sizes_left_for_later_is_within_four_seconds(monkeypatch: pyte
         taken_ns.append(card.clock() - begun_ns)
     assert (loaded.sizes.buckets, loaded.later_sizes[-1]) == ((1,), 256)
     assert 5100 * MS - (taken_ns[0] - taken_ns[1]) <= 4000 * MS
+
+
+def test_load_after_a_kept_choice_prepares_these_sizes_and_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice of the first load is all that the second one prepares."""
+    card = Card()
+    monkeypatch.setattr(loading, "load_runtime", lambda *_: card)
+    model = Deployment("digits", 1, "onnx", Path("model.onnx"), Path(), 256, 1000, engine_cache=tmp_path)
+    first = loading.load(model, GPU, card.clock, adds_later=True)
+    assert first.keep_sizes is not None
+    first.keep_sizes((1, 8))
+    second = loading.load(model, GPU, Card().clock, adds_later=True)
+    assert (second.later_sizes, second.keep_sizes) == ((1, 8), None)
