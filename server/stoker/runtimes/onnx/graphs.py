@@ -35,7 +35,7 @@ from stoker.system.durable import replace_file
 
 logger = logging.getLogger(__name__)
 
-_Graph = TypeVar("_Graph", bytes, bytes | None)
+_Content = TypeVar("_Content", bytes, bytes | None)
 _MOST_DIFFERENCE_IN: Final = {"bf16": 5e-2}
 _RUNS: Final = 5
 _USUAL_ROWS: Final = 32
@@ -97,13 +97,14 @@ def find_difference(
     deployment: Deployment, device: Device, compare: Callable[[], float | None]
 ) -> float | None:
     """Return how far a model's answers are from float32: what `compare` returns, or an earlier load has found."""
-    cached = _cache_file(deployment, f"difference-{deployment.acceleration.precision}-{_digest(device)}.json")
-    if cached is not None and cached.is_file():
-        return float(json.loads(cached.read_text()))
-    difference = compare()
-    if cached is not None and difference is not None:
-        replace_file(cached, json.dumps(difference).encode())
-    return difference
+
+    def make() -> bytes | None:
+        difference = compare()
+        return None if difference is None else json.dumps(difference).encode()
+
+    name = f"difference-{deployment.acceleration.precision}-{_digest(device)}.json"
+    found = _read_or_make(deployment, name, make)
+    return None if found is None else float(json.loads(found))
 
 
 def _fused_graph(deployment: Deployment, sessions: OnnxSessions) -> bytes | None:
@@ -125,13 +126,13 @@ def _choose(
 ) -> ChosenGraph:
     """Return the plain graph or the fused one, whichever the device computes faster."""
     name, precision = deployment.name, deployment.acceleration.precision
-    cached = _cache_file(deployment, f"{precision}-{_digest(device)}.json")
-    if cached is not None and cached.is_file():
-        choice = json.loads(cached.read_text())
-    else:
-        choice = _compare(deployment, sessions, fused, clock_ns)
-        if cached is not None:
-            replace_file(cached, json.dumps(choice).encode())
+    choice = json.loads(
+        _read_or_make(
+            deployment,
+            f"{precision}-{_digest(device)}.json",
+            lambda: json.dumps(_compare(deployment, sessions, fused, clock_ns)).encode(),
+        )
+    )
     logger.debug("%s: graph %s; %s", name, "fused" if choice["fused"] else "plain", choice["why"])
     return ChosenGraph(fused, is_fused=True) if choice["fused"] else ChosenGraph(sessions.model)
 
@@ -174,15 +175,15 @@ def _digest(device: Device) -> str:
     return hashlib.sha256(device.description.encode()).hexdigest()[:12]
 
 
-def _read_or_make(deployment: Deployment, name: str, make: Callable[[], _Graph]) -> bytes | _Graph:
-    """Return a graph from the cache, or make it and keep it there."""
+def _read_or_make(deployment: Deployment, name: str, make: Callable[[], _Content]) -> bytes | _Content:
+    """Return a file's content from the model's cache, or make it and keep it there."""
     cached = _cache_file(deployment, name)
     if cached is not None and cached.is_file():
         return cached.read_bytes()
-    graph = make()
-    if cached is not None and graph is not None:
-        replace_file(cached, graph)
-    return graph
+    content = make()
+    if cached is not None and content is not None:
+        replace_file(cached, content)
+    return content
 
 
 def _cache_file(deployment: Deployment, name: str) -> Path | None:
