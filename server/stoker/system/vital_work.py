@@ -1,6 +1,6 @@
 """Work without which a process cannot serve: where it fails, the process ends, and the supervisor starts another one.
 
-A thread that only died would leave those who wait for it waiting; after a restart they are told.
+If a thread dies in silence, its callers wait forever; if its process ends, they get an error.
 """
 
 from __future__ import annotations

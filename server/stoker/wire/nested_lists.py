@@ -7,13 +7,14 @@ the longest one, so that a few kilobytes become gigabytes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from stoker.wire.native import SWITCH, find_native, is_turned_off
 
 _TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset([bool]),
@@ -130,23 +131,9 @@ def pattern(shape: Sequence[int]) -> bytes:
     return text
 
 
-SWITCH: Final = "STOKER_NATIVE"
-"""An environment variable: `0` turns stoker-native off, to compare with and without it."""
-
-
-def _find() -> Callable[..., bytes | None] | None:
-    if os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        # By function: earlier releases have another one.
-        from stoker_native import float32_rows_into as found
-    except ImportError:
-        return None
-    reader: Callable[..., bytes | None] = found
-    return reader
-
-
-float32_rows_into: Final = _find()
+float32_rows_into: Final[Callable[..., bytes | None] | None] = find_native(
+    "stoker_native", "float32_rows_into"
+)
 """Returns the numbers of `{"data": [row, ...]}` as float32 in native byte order; None for any other body.
 
 The arguments are the body, memory for one row or None, and the sizes of a row. A single row is written into that
@@ -159,7 +146,7 @@ def native_rows_note() -> str:
     """Return a line about the reader that is used for rows of numbers in JSON."""
     if float32_rows_into is not None:
         return "rows of float32 are read in C++, by stoker-native"
-    if os.environ.get(SWITCH) == "0":
+    if is_turned_off():
         return f"rows are read by simdjson: {SWITCH}=0 leaves stoker-native out"
     if find_spec("stoker_native") is None:
         return (

@@ -5,30 +5,17 @@ The width changes first, then the height. Pillow 13 alone would choose the order
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from stoker.wire.nested_lists import SWITCH
+from stoker.wire.native import find_native
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def _find() -> Callable[..., None] | None:
-    if os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        from stoker_native.resizing import resize_rgb as found
-    except ImportError:
-        return None
-    resize: Callable[..., None] = found
-    return resize
-
-
-resize_rgb: Final = _find()
+resize_rgb: Final = find_native("stoker_native.resizing", "resize_rgb")
 """Writes an image, uint8 `[height, width, 3]`, in another size into an array; None where it is not installed.
 
 The arguments are the image, its height and width, the array, and its height and width.

@@ -18,7 +18,7 @@ from tests.interpreter_lock import releases_interpreter_lock
 from stoker.errors import StokerError
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
-from stoker.wire.nested_lists import SWITCH
+from stoker.wire.native import SWITCH
 from stoker.wire.scoring import ScoringDecoder
 
 stoker_native = pytest.importorskip(
