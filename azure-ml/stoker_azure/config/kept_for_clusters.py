@@ -22,7 +22,7 @@ KEPT_BECAUSE: Final = {
 
 
 def kept_notes(values: Mapping[str, Any], groups: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note for each group of which there are settings.
+    """Yield a note for each group that has settings.
 
     Args:
         groups: The group of each setting that may have a value.

@@ -197,7 +197,7 @@ def test_failed_tests_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.
 def test_models_on_demand_are_measured_beside_a_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers of models with other weights are told apart, and the memory is that of each second."""
+    """An answer of another model is counted as wrong, and the memory is read each second."""
     monkeypatch.setattr(many_models, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
     used = iter(range(0, 10_000, 100))
     monkeypatch.setattr(
