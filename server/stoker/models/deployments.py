@@ -18,12 +18,11 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.collecting.collection import CollectionSettings
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
-from stoker.environments.check import ModelEnvironment, locate_environment
-from stoker.environments.files import read_environment
+from stoker.environments.location import locate_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.available_models import AvailableModel, EarlierLabels, find_available_models
@@ -49,6 +48,9 @@ from stoker.settings.workspace import Workspace
 from stoker.system.extensions import require_extension
 from stoker.system.extras import how_to_install
 from stoker.system.resources import usable_cores
+
+if TYPE_CHECKING:
+    from stoker.environments.check import ModelEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -279,6 +281,10 @@ def environment_of(deployment: Deployment) -> ModelEnvironment | None:
     """Read the file with the packages that a model requires; None without one."""
     if deployment.environment is None:
         return None
+    # Imported here: they take memory, and most servers have no such model.
+    from stoker.environments.check import ModelEnvironment
+    from stoker.environments.files import read_environment
+
     return ModelEnvironment(
         read_environment(deployment.environment), deployment.environment_managed == "system"
     )

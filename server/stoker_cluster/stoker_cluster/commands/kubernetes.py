@@ -269,7 +269,8 @@ def _dockerfile(args: argparse.Namespace) -> int:
 
 def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Path) -> list[str]:
     """Return the arguments of pip: options and packages of the environment files, each once."""
-    from stoker.environments.files import find_environment, read_environment
+    from stoker.environments.files import read_environment
+    from stoker.environments.location import find_environment
 
     files = []
     for model in models:
