@@ -25,7 +25,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Look": {
         "doctor": "check this machine, its devices and versions, and the packages that models require",
-        "data": "show collected requests and answers",
         "profile": "find the settings with which a model serves the most requests within a latency target",
         "bench": "load a server, in turns with baselines on the same machine",
         "completion": "print a script that completes commands and options in a shell",
@@ -88,7 +87,6 @@ _MEANT: Final[Mapping[str, str]] = {
     "token": "tokens jwt",
     "keys regenerate": "rotate regenerate",
     "doctor": "check diagnose health validate verify devices device gpu gpus cuda nvidia-smi version about",
-    "data": "collect collected",
     "profile": "analyze analyse optimize optimise autotune perf_analyzer simulate simulation",
     "bench": "benchmark perf load-test loadtest",
     "submit": "execute job",

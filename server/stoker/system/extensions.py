@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OWN: Final = frozenset(
     (
         *("serve", "status", "reload", "stop", "models", "score", "offline"),
-        *("keys", "token", "doctor", "data", "profile", "completion"),
+        *("keys", "token", "doctor", "profile", "completion"),
     )
 )
 """The subcommands of this distribution, which need no entry points."""

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collected_records import last_records
 from tests.unit.collecting.collector_scene import HOUR_S, NOON_S, files_in
 
 from stoker.collecting import record_files
-from stoker.collecting.record_files import RecordFiles, last_records
+from stoker.collecting.record_files import RecordFiles
 
 ROOMY = 1 << 30
 
