@@ -149,7 +149,7 @@ _READERS: Final = {
     "state": _read_states,
     "dims": _by_input(_read_sizes),
     "constants": _by_input(_read_number),
-    "max_idle_s": number_of(float, 0.001, 86_400),
+    "max_idle_s": number_of(float, 1e-6, 86_400),
     "max_sequences": number_of(int, 1, 1 << 20),
     "controls": _by_input(_read_control),
 }

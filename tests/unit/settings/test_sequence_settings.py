@@ -82,7 +82,7 @@ def test_controls_and_initial_states_are_read() -> None:
         ({"state": STATE, "dims": {"x": "512"}}, "must be a list of sizes above 0"),
         ({"state": STATE, "dims": [512]}, "must be a mapping of inputs"),
         ({"state": STATE, "constants": {"sr": True}}, "a value of sr that must be a number"),
-        ({"state": STATE, "max_idle_s": 0}, "a value of max_idle_s that must be between 0.001"),
+        ({"state": STATE, "max_idle_s": 0}, "a value of max_idle_s that must be between 1e-06"),
         ({"state": STATE, "max_sequences": 0}, "must be a whole number"),
         ({"state": STATE, "max_sequences": 1.5}, "must be a whole number"),
     ],
