@@ -25,7 +25,6 @@ def test_a_server_is_shown_and_stopped(serve: Serve, doubler: Path) -> None:
     (first,) = shown()
     assert (first["uri"], first["pid"]) == (f"http://127.0.0.1:{server.port}", server.process.pid)
     assert first["models"] == [{"name": "doubler", "version": "1", "state": "READY"}]
-    assert first["requests_per_s"] == 0
     rows = server.workspace.parent / "rows.json"
     rows.write_text("[[1, 2, 3, 4]]")
     scored = run_stoker(

@@ -9,7 +9,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Serve": {
         "quickstart": "train an MNIST model if nothing is registered yet, register it and serve it",
         "serve": "load models onto the device and answer scoring requests",
-        "status": "list the servers of this workspace that run here: address, models, readiness, requests/s",
+        "status": "list the servers of this workspace that run here: address, models, readiness",
         "reload": "restart a running server with its present settings and code, without losing a request",
         "stop": "stop a server that runs here, after it has answered its requests",
     },
