@@ -26,8 +26,8 @@ _READY: Final = "READY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = (
-        "The servers themselves are asked, with the admin key of the workspace. Exit code 0 if all are ready, but for "
-        "those that drain after a reload, 1 if one is not, 2 if none runs here."
+        "The servers themselves are asked, with the admin key of the workspace. Exit code 0 if all are ready, but "
+        "for those that drain after a reload, 1 if one is not, 2 if none runs here."
     )
     add_choice_of_servers(parser)
     add_json_argument(parser)
