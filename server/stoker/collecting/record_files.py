@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from stoker.collecting.collection import RecordFormat
-from stoker.system.durable import private_folder
+from stoker.system.durable import private_folder, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RecordFiles:
             self.close()
         file = self._file or self._open(time_s)
         try:
-            write_all(file, content)
+            write_all(file.fileno(), content)
         except OSError:
             # The last line may be incomplete: nothing may be appended.
             self._file = None
@@ -144,13 +144,6 @@ def new_file(path: Path) -> BinaryIO:
     """Create a new unbuffered file, readable only by the owner (mode 0600)."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb", buffering=0)
-
-
-def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write to an unbuffered file, whose `write` may take only a part at once."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def make_room(oldest_first: Iterable[Path], room_bytes: int, folders: int) -> None:

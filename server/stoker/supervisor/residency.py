@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from stoker.deployment import Deployment
@@ -384,19 +384,6 @@ class Residency:
             yield
         finally:
             later.cancel()
-
-    def warn_of_too_large(self, models: Iterable[Deployment]) -> None:
-        """Log which of these models have a file that is larger than the budget; may block."""
-        for deployed in models:
-            # Others are found when they are loaded: to look beside each file would take n² names.
-            with suppress(OSError):
-                size_bytes = deployed.path.stat().st_size
-                budget_bytes = min(map(self.device_memory.budget, self._places(deployed)))
-                if deployed.on_demand and size_bytes > budget_bytes:
-                    logger.warning(
-                        "%s version %d can never be loaded: its file has %d MiB, and memory_mb is %d MiB",
-                        deployed.name, deployed.version, size_bytes >> 20, budget_bytes >> 20,
-                    )  # fmt: skip
 
     def _check_size(self, deployed: Deployment, footprint: Footprint) -> None:
         """Refuse a model that does not fit into the whole budget: loads of others must not wait for it."""

@@ -380,23 +380,6 @@ def test_a_model_above_the_whole_budget_is_refused_at_once(play: Callable[..., N
     play(scene, sizes, 100)
 
 
-def test_the_start_names_the_files_above_the_whole_budget(
-    play: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are known before anybody asks for them."""
-
-    async def scene(stage: Stage) -> None:
-        stage.guess("a")
-        stage.guess("b")
-        stage.served("b").path.write_bytes(bytes(101 * MB))
-        stage.residency.warn_of_too_large([stage.served(name) for name in "abc"])
-        assert caplog.messages == [
-            "b version 1 can never be loaded: its file has 101 MiB, and memory_mb is 100 MiB"
-        ]
-
-    play(scene, dict.fromkeys("abc", MB), 100)
-
-
 def _quick(fleet: PuppetFleet) -> Callable[[Deployment], Awaitable[None]]:
     async def wake(model: Deployment) -> None:
         fleet.devices.processes.append(fleet._pid(model))
