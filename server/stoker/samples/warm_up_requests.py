@@ -20,7 +20,8 @@ from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, number_kind
 from stoker.wire.oip_tensors import DATATYPES, from_raw
-from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
+from stoker.wire.protobuf import MalformedMessage
+from stoker.wire.protobuf_message import Message
 
 _MAX_RECORDS: Final = 1000
 """TensorFlow Serving refuses files with more records."""
@@ -69,28 +70,14 @@ def _records(path: Path) -> Iterator[bytes]:
 
 def _predict_inputs(record: bytes) -> dict[str, bytes] | None:
     """The `TensorProto` messages of a `PredictionLog` by input; None if it is not a predict request."""
-    logs = [content for field, content in _fields(record) if field == _PREDICT_LOG]
-    if not logs:
-        return None
-    inputs: dict[str, bytes] = {}
-    for field, request in _fields(logs[-1]):
-        if field == _REQUEST:
-            entries = (dict(_fields(entry)) for name, entry in _fields(request) if name == _INPUTS)
-            inputs.update({entry.get(_KEY, b"").decode(): entry.get(_VALUE, b"") for entry in entries})
-    return inputs
-
-
-def _fields(message: bytes) -> list[tuple[int, bytes]]:
-    """The length-delimited fields of a protobuf message: number and content; others are skipped.
-
-    Raises:
-        ValueError: The bytes are no protobuf message.
-    """
     try:
-        found = list(fields_of(message, 0, len(message)))
+        log = Message(record)
+        if not log.has(_PREDICT_LOG):
+            return None
+        entries = log.message(_PREDICT_LOG).message(_REQUEST).messages(_INPUTS)
+        return {entry.text(_KEY): entry.content(_VALUE) for entry in entries}
     except (MalformedMessage, IndexError) as error:
         raise ValueError("a record is no protobuf message") from error
-    return [(number, message[begin:end]) for number, wire, _, begin, end in found if wire == BYTES]
 
 
 def _array(content: bytes) -> np.ndarray:
