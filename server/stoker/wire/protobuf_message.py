@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from stoker.wire.protobuf import VARINT, Buffer, Field, fields_of, packed, signed
+from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, field, fields_of, packed, signed
 
 
 class Message:
@@ -34,8 +34,8 @@ class Message:
         self._data = data
         self._fields: defaultdict[int, list[Field]] = defaultdict(list)
         found = fields_of(data, begin, len(data) if end is None else end)
-        for field in islice(found, most_fields):
-            self._fields[field[0]].append(field)
+        for each in islice(found, most_fields):
+            self._fields[each[0]].append(each)
         self.is_whole = next(found, None) is None
 
     def has(self, number: int) -> bool:
@@ -92,3 +92,18 @@ class Message:
 
     def _of(self, number: int) -> Sequence[Field]:
         return self._fields.get(number, ())
+
+
+def change_fields(
+    content: bytes, number: int, change: Callable[[bytes], bytes], most: int | None = None
+) -> bytes:
+    """Return a message with its fields of bytes of a number changed, at most the first `most` of them."""
+    parts, last, done = [], 0, 0
+    for found, wire, _, start, stop in fields_of(content, 0, len(content)):
+        if (found, wire) == (number, BYTES) and (most is None or done < most):
+            parts.append(field(number, change(content[start:stop])))
+            done += 1
+        else:
+            parts.append(content[last:stop])
+        last = stop
+    return b"".join(parts)
