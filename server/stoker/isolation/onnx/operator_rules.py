@@ -100,6 +100,20 @@ class Call:
         """A list that is an attribute in older opsets, and the second input in newer ones; None if not given."""
         return self.numbers(1) if self.has(1) else self.integers(name)
 
+    def slices(self) -> list[tuple[int, int, float | Size | None, int]]:
+        """Axis, start, end and step of each slice of the first input: attributes in older opsets, else inputs."""
+        if self.opset < 10:
+            starts, axes, steps = self.integers("starts") or (), self.integers("axes"), None
+            ends: Content = self.integers("ends") or ()
+        else:
+            starts, ends = self.numbers(1), self.content(2)
+            axes, steps = (self.numbers(index) if self.has(index) else None for index in (3, 4))
+        rank = len(self.shape(0))
+        return [
+            (self.from_front(axes[place] if axes else place, rank), start, end, steps[place] if steps else 1)
+            for place, (start, end) in enumerate(zip(starts, ends, strict=False))
+        ]
+
     def axis(self, default: int) -> int:
         """The attribute that names an axis of the first input, as a non-negative axis."""
         return self.from_front(self.integer("axis", default), len(self.shape(0)))

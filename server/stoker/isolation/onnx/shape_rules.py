@@ -215,17 +215,7 @@ def _split(call: Call) -> list[Value]:
 def _slice(call: Call) -> Value:
     call.only(0)
     shape, batch = list(call.shape(0)), call.batch_axis(0)
-    if call.opset < 10:
-        starts, axes = call.integers("starts") or (), call.integers("axes")
-        ends: Sequence[float | Size | None] = call.integers("ends") or ()
-        steps = None
-    else:
-        starts, ends = call.numbers(1), call.content(2)
-        axes = call.numbers(3) if call.has(3) else None
-        steps = call.numbers(4) if call.has(4) else None
-    for place, (start, end) in enumerate(zip(starts, ends, strict=False)):
-        axis = call.from_front(axes[place] if axes is not None else place, len(shape))
-        step = steps[place] if steps is not None else 1
+    for axis, start, end, step in call.slices():
         size = shape[axis]
         whole = start == 0 and step == 1 and (end == size or (isinstance(end, int | float) and end >= _END))
         if whole:
