@@ -89,6 +89,10 @@ class Call:
             self.undecided("takes a parameter that is computed")
         return content
 
+    def sizes(self, index: int) -> list[Dim]:
+        """The elements of an input as sizes; raises Undecided unless their number is known."""
+        return [int(size) if isinstance(size, float) else size for size in self.content(index)]
+
     def numbers(self, index: int) -> tuple[int, ...]:
         """The elements of an input; raises Undecided unless they are constant integers."""
         content = self.content(index)
@@ -134,6 +138,16 @@ class Call:
         for index, value in enumerate(self.inputs):
             if value is not None and value.is_rows and index not in indices:
                 self.undecided("takes a parameter from the rows")
+
+    def check_not_over(self, *axes: int) -> None:
+        """Raise Mixed if the first input has its rows along one of the axes over which the operator goes."""
+        if self.batch_axis(0) in axes:
+            self.mixed("goes over the rows of the batch")
+
+    def take_axes(self, axes: Sequence[int]) -> Value:
+        """An output with these axes of the first input, in this order."""
+        shape, batch = self.shape(0), self.batch_axis(0)
+        return self.give([shape[axis] for axis in axes], None if batch is None else axes.index(batch))
 
     def give(self, shape: Sequence[Dim], axis: int | None) -> Value:
         """An output with rows along `axis`, or independent of the rows if `axis` is None."""
