@@ -15,9 +15,8 @@ from stoker.errors import LoadFailed
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.execution_choice import feasible_sizes, sample_rows
-from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.saved_model import SavedModel, SavedSignature
-from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures, name_signature, pack_signature
 from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.runtimes.wrapping import wrap_model
 from stoker.tensors import NamedSignature, Signature
@@ -50,7 +49,16 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
                 raise
             logger.info("%s: the signature %s is left out: %s", deployment.name, name, error)
             continue
-        runtimes[name] = _pack_signature(signature, deployment, computed_in, is_default=name == names[0])
+        runtimes[name] = pack_signature(
+            f"signature {name}",
+            deployment,
+            signature.run,
+            signature.tensors,
+            signature.read,
+            is_default=name == names[0],
+            computed_in=computed_in,
+        )
+        _restore_state(runtimes[name], signature)
         tensors = runtimes[name].signature.tensors
         assert tensors is not None, "packed rows have them"
         signatures.append(NamedSignature(name, tensors, model.method(name)))
@@ -73,40 +81,7 @@ def _serve_one(model: SavedModel, name: str, deployment: Deployment, computed_in
         deployment, signature.run, signature.tensors, rows_runtime, signature.read, computed_in=computed_in
     )
     _restore_state(runtime, signature)
-    tensors = runtime.signature.model_tensors
-    assert tensors is not None, "only scripts have none"
-    named = NamedSignature(name, tensors, model.method(name))
-    runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
-    return runtime
-
-
-def _pack_signature(
-    signature: SavedSignature, deployment: Deployment, computed_in: str | None, *, is_default: bool
-) -> PackedRuntime:
-    """Return the runtime of one of several signatures: its requests are packed, even if all rows are numbers."""
-    names = {info.name for info in signature.inputs}
-    own = dataclasses.replace(
-        deployment,
-        name=f"{deployment.name}, signature {signature.name}",
-        pad={name: value for name, value in deployment.pad.items() if name in names},
-    )
-
-    def pack_rows(rows: Signature) -> Runtime:
-        assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(signature.run, rows.model_tensors, own, rows.isolation)
-
-    # The operator's declaration and sample are for the default signature.
-    runtime = wrap_model(
-        own,
-        signature.run,
-        signature.tensors,
-        pack_rows,
-        signature.read,
-        sampled=is_default,
-        computed_in=computed_in,
-    )
-    assert isinstance(runtime, PackedRuntime), "`pack_rows` and `wrap_model` make no other"
-    _restore_state(runtime, signature)
+    name_signature(runtime, name, signature.tensors, model.method(name))
     return runtime
 
 
