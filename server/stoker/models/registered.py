@@ -123,11 +123,10 @@ class Registered:
         files = {str(path): record for path, record in sorted(self.files.items())}
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
         content: dict[str, Any] = msgspec.to_builtins({**facts, "files": files}, enc_hook=str)
-        return {
-            name: content[name]
-            for name in content
-            if name != "folder" and (name, self.ways) != ("ways", None)
-        }
+        del content["folder"]
+        if self.ways is None:
+            del content["ways"]
+        return content
 
 
 def find_version(folder: Path) -> Registered | None:
