@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker.deployment import library_of_booster
 from stoker.errors import InvalidSettings
-from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework
+from stoker.models.frameworks import RUN_BY_SCRIPTS
 from stoker.models.sources import ModelSource
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import DEVICE_SEPARATOR
@@ -19,7 +19,7 @@ _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
 """Settings for models whose answers depend only on their inputs, or that run in another way."""
 _FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
 """The keys of `sequence` for inputs and outputs."""
-_FOR_FRAMEWORKS: Final[Mapping[str, tuple[Collection[Framework], str]]] = {
+_FOR_FRAMEWORKS: Final[Mapping[str, tuple[Collection[str], str]]] = {
     "sequence": (("onnx", "script"), "neither an ONNX model nor an entry script"),
     "zipmap": (("onnx",), "no ONNX model"),
     "model_class": (("torch",), "no model of PyTorch"),

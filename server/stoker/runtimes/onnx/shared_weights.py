@@ -9,7 +9,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ import onnxruntime
 
 from stoker.isolation.onnx.graph import read_model
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.wire.protobuf import FileBytes
+from stoker.wire.protobuf import Buffer, FileBytes
 from stoker.wire.protobuf_message import Message
 
 _LEAST_BYTES: Final = 1 << 16
@@ -68,8 +68,12 @@ def read_weights(model: Path | bytes, folder: Path) -> Iterator[Weight]:
     """
     graph = read_model(model).graph
     changed = {name for node in graph.nodes if node.operator in _CHANGES_LAYOUT for name in node.inputs}
-    with nullcontext() if isinstance(model, bytes) else model.open("rb") as file:
-        data = model if isinstance(model, bytes) else FileBytes(file.fileno())
+    with ExitStack() as opened:
+        data: Buffer
+        if isinstance(model, bytes):
+            data = model
+        else:
+            data = FileBytes(opened.enter_context(model.open("rb")).fileno())
         for initializer in Message(data).message(_GRAPH).messages(_INITIALIZER):
             weight = _weight(initializer, folder)
             if weight is not None and weight.name not in changed:
