@@ -69,11 +69,9 @@ def read_weights(model: Path | bytes, folder: Path) -> Iterator[Weight]:
     graph = read_model(model).graph
     changed = {name for node in graph.nodes if node.operator in _CHANGES_LAYOUT for name in node.inputs}
     with ExitStack() as opened:
-        data: Buffer
-        if isinstance(model, bytes):
-            data = model
-        else:
-            data = FileBytes(opened.enter_context(model.open("rb")).fileno())
+        data: Buffer = (
+            model if isinstance(model, bytes) else FileBytes(opened.enter_context(model.open("rb")).fileno())
+        )
         for initializer in Message(data).message(_GRAPH).messages(_INITIALIZER):
             weight = _weight(initializer, folder)
             if weight is not None and weight.name not in changed:
