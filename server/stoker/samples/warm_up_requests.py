@@ -19,7 +19,7 @@ from stoker.errors import LoadFailed, RequestError
 from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, number_kind
-from stoker.wire.oip_tensors import DATATYPES, from_raw
+from stoker.wire.oip_tensors import TRITON_DTYPES, from_raw
 from stoker.wire.protobuf import MalformedMessage
 from stoker.wire.protobuf_message import Message
 
@@ -138,10 +138,9 @@ def _warm_up_array(
 ) -> np.ndarray:
     batched = len(entry.dims) + 1 == len(info.shape)
     shape = (1, *entry.dims) if batched else entry.dims
-    expected = "STRING" if info.dtype == "string" else DATATYPES[info.dtype]
     rows = max(request.batch_size, 1) if batched else 1
     given = (rows, *entry.dims) if batched else shape
-    if entry.data_type != f"TYPE_{expected}" or not info.fits(given) or not math.prod(given):
+    if TRITON_DTYPES.get(entry.data_type) != info.dtype or not info.fits(given) or not math.prod(given):
         sizes = ",".join(map(str, shape))
         raise LoadFailed(
             f"the model_warmup {request.name!r} does not fit the model: expected {info}, got {entry.data_type} "
