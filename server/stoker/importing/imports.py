@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -96,15 +97,19 @@ def _import(
         original, way = place_original(order, folder, model_file(order, staging, leases))
     tried = order.tried if order.tried is not None else _FURTHER[original]
     names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
-    progress = _Progress(report, 1 + 2 * len(names))
-    progress.step("running the original")
+    done = itertools.count()
+
+    def begin_step(label: str) -> None:
+        report(label, next(done), 1 + 2 * len(names))
+
+    begin_step("running the original")
     recorded = record_reference(replace(bench, device="cpu"), way)
     ways: dict[str, Way] = {}
     results = []
     for name in names:
-        progress.step(f"{name}: converting")
+        begin_step(f"{name}: converting")
         made = way if name == original else _made(name, original, way, ways, bench, recorded["signature"])
-        progress.step(f"{name}: measuring")
+        begin_step(f"{name}: measuring")
         if isinstance(made, WayResult):
             results.append(made)
             continue
@@ -163,17 +168,6 @@ def _users_name(place: Path, order: ImportOrder, original: str) -> str:
         if original and below[0] in WAY_NAMES and below[0] != original:
             return f"the file that was made for {below[0]}"
     return str(order.path)
-
-
-class _Progress:
-    def __init__(self, report: Report, steps: int) -> None:
-        self._report = report
-        self._steps = steps
-        self._done = 0
-
-    def step(self, label: str) -> None:
-        self._report(label, self._done, self._steps)
-        self._done += 1
 
 
 def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayName, Way]:
