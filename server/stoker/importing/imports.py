@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT, kind_of_torch_file
+from stoker.deployment import SAMPLE_FILES, kind_of_torch_file
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing.sentence_transformers import MODULES, pooled_model
 from stoker.models.frameworks import Detected, detect
 from stoker.models.registered import Registered
-from stoker.models.registered_files import copy_files, source_files
+from stoker.models.registered_files import copy_files, name_sample, source_files
 from stoker.models.repository import Repository
 from stoker.models.way_choice import choose_default, describe_place, objection
 from stoker.models.way_measuring import REFERENCE, Bench, measure_way, record_reference
@@ -185,9 +185,7 @@ def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayNam
     if order.sample is not None:
         if not order.sample.is_file():
             raise RepositoryError(f"--sample: {order.sample} is no file")
-        named = f"sample_input{order.sample.suffix.lower()}"
-        target = folder / (named if named in SAMPLE_FILES else SAMPLE_INPUT)
-        target.write_bytes(order.sample.read_bytes())
+        (folder / name_sample(order.sample)).write_bytes(order.sample.read_bytes())
     detected = detect(path)
     name, framework = _way_of(detected)
     root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path

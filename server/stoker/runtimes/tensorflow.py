@@ -15,6 +15,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.execution_choice import feasible_sizes, sample_rows
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.saved_model import SavedModel, SavedSignature
 from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures, name_signature, pack_signature
 from stoker.runtimes.tensorflow_setup import import_tensorflow
@@ -103,17 +104,13 @@ def _check_padding(deployment: Deployment, signatures: Sequence[NamedSignature])
             )
 
 
-class TensorFlowRuntime:
+class TensorFlowRuntime(RowsRuntime):
     """A signature whose inputs are batches of rows of a fixed shape; several threads may run it."""
 
-    def __init__(
-        self, model: SavedSignature, signature: Signature, compiled: Mapping[int, Any] | None = None
-    ) -> None:
-        self.signature = signature
+    def __init__(self, model: SavedSignature, signature: Signature) -> None:
+        super().__init__(model.run, signature)
         self._model = model
-        self._compiled = compiled or {}
-        self._input_names = [spec.name for spec in signature.inputs]
-        self._output_names = [spec.name for spec in signature.outputs]
+        self._compiled: Mapping[int, Any] = {}
 
     def compile(self, name: str, sizes: Sequence[int]) -> None:
         """Compile the signature with XLA for batches of these sizes; batches of other sizes run without it.
@@ -133,7 +130,7 @@ class TensorFlowRuntime:
             expected = self.run(inputs)
             try:
                 compiled[rows] = self._model.compile(rows)
-                outputs = self._run(inputs, compiled[rows])
+                outputs = self._run_compiled(inputs, compiled[rows])
             except Exception as error:
                 raise LoadFailed(f"{name}: XLA cannot compile it for {rows} rows: {error}") from error
             difference = largest_difference(outputs, expected)
@@ -153,16 +150,12 @@ class TensorFlowRuntime:
 
     def run(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
         """Run one batch; see `Runtime.run`."""
-        return self._run(inputs, self._compiled.get(len(inputs[0])))
+        return self._run_compiled(inputs, self._compiled.get(len(inputs[0])))
 
     def restore(self) -> None:
         """See `RestoringRuntime`."""
         self._model.restore()
 
-    def fork(self) -> TensorFlowRuntime:
-        """Return another runtime of the same model."""
-        return TensorFlowRuntime(self._model, self.signature, self._compiled)
-
-    def _run(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:
-        results = self._model.run(dict(zip(self._input_names, inputs, strict=True)), compiled)
-        return [results[name] for name in self._output_names]
+    def _run_compiled(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:
+        results = self._model.run(dict(zip(self._inputs, inputs, strict=True)), compiled)
+        return [results[name] for name in self._outputs]

@@ -11,6 +11,7 @@ from stoker.isolation.onnx.operator_rules import (
     BY_PLACE,
     CONSTANT_BY_PLACE,
     MICROSOFT,
+    ML,
     SCALE_OF_ALL,
     Call,
     rule,
@@ -32,6 +33,7 @@ _BROADCASTING: Final = """
 
 @rule(*_ONE_INPUT.split(), "CastLike", "Clip")
 @rule("Gelu", "QuickGelu", "QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
+@rule("Binarizer", "LabelEncoder", "CategoryMapper", "ZipMap", domain=ML)
 def per_row(call: Call) -> Value:
     """Elementwise with one input: rows stay apart."""
     call.only(0)

@@ -127,12 +127,6 @@ def _global_pool(call: Call) -> Value:
     return call.give([*shape[:2], *[1] * (len(shape) - 2)], call.batch_axis(0))
 
 
-@rule("LRN")
-def _local_response(call: Call) -> Value:
-    _images(call)
-    return per_row(call)
-
-
 @rule("GridSample")
 def _grid_sample(call: Call) -> Value:
     if call.batch_axis(0) != 0 or call.batch_axis(1) != 0:
@@ -176,8 +170,7 @@ def _batch_normalization(call: Call) -> list[Value]:
     return [value if value.is_rows else same(value.shape), *[same()] * (len(call.node.outputs) - 1)]
 
 
-@rule("InstanceNormalization")
-@rule("GroupNormalization")
+@rule("LRN", "InstanceNormalization", "GroupNormalization")
 @rule("GroupNorm", domain=MICROSOFT)
 def _image_normalization(call: Call) -> Value:
     _images(call)
