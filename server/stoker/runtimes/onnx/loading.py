@@ -16,12 +16,12 @@ from stoker.errors import LoadFailed
 from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
-from stoker.runtimes.declarations import apply_declaration, is_reshaped
+from stoker.runtimes.declarations import apply_declaration
 from stoker.runtimes.onnx.cuda import cuda_runtime
 from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.onnx.graphs import ChosenGraph, choose_graph, find_difference
 from stoker.runtimes.onnx.precision import is_compared
-from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
+from stoker.runtimes.onnx.sequences import SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx.session_tensors import (
     SessionTensors,
     session_inputs,
@@ -33,6 +33,7 @@ from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
 from stoker.runtimes.packed import Run
 from stoker.runtimes.precision import check_precision, describe_difference
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.sequence_runtime import keep_state
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -129,11 +130,10 @@ def _load_with_state(
     run, tensors = apply_declaration(
         declaration, SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
     )
-    visible = DeclaredSession(run) if is_reshaped(declaration) else rows
 
     def rows_runtime(signature: Signature) -> Runtime:
-        copied = CopiedExecution(visible, signature)
-        return keep_state(deployment.name, copied, settings, rows.controls, deployment.path.parent)
+        plain_rows = RowsRuntime(run, signature)
+        return keep_state(deployment.name, plain_rows, settings, rows.controls, deployment.path.parent)
 
     # The declaration was applied above, to the rows.
     plain = dataclasses.replace(deployment, declaration=None)
