@@ -86,9 +86,6 @@ def _add_printing_actions(
     kserve.add_argument("--scripts", action="store_true", help="for entry scripts: score.py beside its model")
     kserve.add_argument("--grpc", action="store_true", help="for callers over gRPC instead of HTTP")
 
-    text = "print a Job whose pods score the rows of files, each a part of them"
-    _add_job_options(_add_action(actions, "job", text, _job, more="No cluster is needed."))
-
     text = "print the Dockerfile of an image with the models and their packages in it"
     more = "Its build context is the folder that PATH is relative to, or that of FILE."
     dockerfile = _add_action(actions, "dockerfile", text, _dockerfile, [models], more)
@@ -98,23 +95,6 @@ def _add_printing_actions(
     dockerfile.add_argument(
         "--environment", type=Path, metavar="FILE", help="conda file or requirements file of the models"
     )
-
-
-def _add_job_options(parser: argparse.ArgumentParser) -> None:
-    from stoker.settings.loading import add_setting_options
-    from stoker_cluster.plan import JobPlan
-
-    parser.add_argument("model", metavar="MODEL", help="the model, relative to /models in the pod")
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="PATH", help="files and folders with rows, in the claim"
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="PATH", help="the folder of the answers, in the claim"
-    )
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="OPTION", help="a further option of stoker offline"
-    )
-    add_setting_options(parser.add_argument_group("plan"), JobPlan)
 
 
 def _add_plan_actions(actions: _Actions, parents: Sequence[argparse.ArgumentParser]) -> None:
@@ -236,24 +216,6 @@ def _kserve(args: argparse.Namespace) -> int:
     protocol = "grpc" if args.grpc else "http"
     objects = kserve(args.image, args.gpu_resource, scripts=args.scripts, protocol=protocol)
     sys.stdout.write(as_yaml(objects))
-    return 0
-
-
-def _job(args: argparse.Namespace) -> int:
-    from stoker.settings.readers import read_settings, settings_of
-    from stoker_cluster.objects.job import job
-    from stoker_cluster.plan import JobPlan
-    from stoker_cluster.render import as_yaml
-
-    given = {name: getattr(args, name) for name in settings_of(JobPlan) if hasattr(args, name)}
-    plan = JobPlan(
-        **read_settings(JobPlan, given, "command line"),
-        model=args.model,
-        inputs=tuple(args.input),
-        output=args.output,
-        options=tuple(args.option),
-    )
-    sys.stdout.write(as_yaml(job(plan)))
     return 0
 
 
