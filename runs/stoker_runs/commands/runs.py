@@ -72,13 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     text = "compare runs, or the best runs of a sweep"
     add("compare", run_views.compare, text, several, json=True)
-    plot = add("plot", run_views.plot, "plot metrics of runs, or a sweep", several)
+    plot = add("plot", run_views.plot, "plot metrics of runs, or of the best runs of a sweep", several)
     plot.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="plot only this metric, of a sweep those of its best runs; can be repeated",
+        help="plot only this metric; can be repeated",
     )
     plot.add_argument(
         "-o",
