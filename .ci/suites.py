@@ -64,8 +64,8 @@ class Suite:
 
 
 FIRST = Suite("test", EVERYTHING)
-# The same faults for every commit: the reason for a refusal is to lie in the commit. Two episodes from this seed on have
-# each fault twice or more, three have it thrice, and three of the four ends of a server.
+# The same faults for every commit: the reason for a refusal is to lie in the commit. The first two episodes have each
+# fault twice or more; the first three have it thrice, and three of the four ends of a server.
 LAST = Suite("chaos", ("loadtests/", "tests/chaos/"), ("SEED=19", "SECONDS=150"))
 # The longest come first: one that begins last would be waited for alone.
 SUITES = (
