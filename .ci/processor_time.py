@@ -4,14 +4,17 @@ Processes whose parents end before them, as those of killed servers do, become c
 `python3 processor_time.py FILE COMMAND…` exits as the command does.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+ENDING_S = 3.0
 
 
 def main(file: str, *command: str) -> int:
@@ -23,9 +26,19 @@ def main(file: str, *command: str) -> int:
     while pid != process.pid:
         pid, status = os.wait()
     process.returncode = os.waitstatus_to_exitcode(status)
+    wait_for_ending_processes()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     Path(file).write_text(f"{usage.ru_utime + usage.ru_stime:.1f}")
     return abs(process.returncode)
+
+
+def wait_for_ending_processes() -> None:
+    """Wait for processes that the command leaves, such as clusters that end with their driver; not for daemons."""
+    give_up_s = time.monotonic() + ENDING_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < give_up_s:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.05)
 
 
 if __name__ == "__main__":
