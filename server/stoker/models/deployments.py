@@ -236,7 +236,7 @@ def _own_values(
         "origin": {} if source.registered is None else _origin(source.registered),
         "devices": placement.devices,
         "shortfall": placement.shortfall,
-        "threads": _threads(model, settings, placement),
+        "threads": _threads(framework, model, settings, placement),
         "environment": environment,
         "signatures": model.signature or (),
         "sample_input": model.sample_input and model.sample_input.absolute(),
@@ -372,9 +372,13 @@ def _engine_cache(
     return root.engines_dir / f"{source.name}-{source.version}-{digest}"
 
 
-def _threads(model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
-    """Return a replica's share of the server's threads, or fewer by the model's setting."""
-    share = max(1, settings.device_threads // max(1, placement.cpu_replicas))
+def _threads(framework: str, model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
+    """Return a replica's share of the cores, or fewer by the model's setting."""
+    cores = usable_cores()
+    if framework in ("script", "sklearn"):
+        # Idle threads of their libraries may spin, or poll for work: frontends need a core of their own.
+        cores -= settings.frontend_count
+    share = max(1, cores // max(1, placement.cpu_replicas))
     return min(share, model.threads or share)
 
 
