@@ -91,7 +91,7 @@ _TAKES: Final[Mapping[str, frozenset[str]]] = {
     "tensorflow": frozenset({"memory_mb", "precision", "xla"}),
     "torch": frozenset({"memory_mb", "precision", "execution", "compile"}),
 }
-"""What models of each framework take; those of other frameworks are not checked."""
+"""The choices that models of each framework take; other frameworks are not checked."""
 _MODELS: Final = {"onnx": "ONNX models", "tensorflow": "SavedModels", "torch": "models of PyTorch"}
 _ADVICE: Final = {
     "script": "an entry script sets up its framework itself",
