@@ -19,6 +19,8 @@ from stoker.system.operator_lines import print_lines
 
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
+_ONE_MODEL_OPTIONS: Final = ("deployment", "inference_config", "environment", "image", "sample_input")
+"""Further options that describe one model."""
 
 _COMMON: Final = (
     *("path", "model", "versions", "name", "model_dir", "image", "environment", "system_managed", "config"),
@@ -207,10 +209,9 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         imported.append(ImportedSettings(inference.source, notes=inference.notes))
     if args.batching_parameters_file is not None:
         imported.append(read_batching_parameters(args.batching_parameters_file))
-    if args.model_config_file is not None:
-        models = _configured(args, imported)
-    elif args.path is not None and args.path.suffix == _PROPERTIES:
-        models = _of_torchserve(args, imported)
+    lists_models = args.path is not None and args.path.suffix == _PROPERTIES
+    if args.model_config_file is not None or lists_models:
+        models = _listed_models(args, imported)
     else:
         models = _deployments(args, imported) if args.deployment else _models(args, script)
         imported += _of_mlserver(args)
@@ -227,7 +228,7 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     """Return the models of Azure's deployments; append their server settings to `imported`."""
     from stoker.settings.workspace import Workspace
 
-    _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
+    _check_alone(args, "--deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
     azure = require_extension("azure").configurations()
     deployments = [azure.OnlineDeployment.from_file(file) for file in args.deployment]
     endpoint = azure.OnlineEndpoint.from_file(args.endpoint) if args.endpoint else azure.OnlineEndpoint()
@@ -240,37 +241,20 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
 
 
-def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """Return the models of TensorFlow Serving's file; append its other settings to `imported`."""
+def _listed_models(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
+    """Return the models of a file of TensorFlow Serving or TorchServe; append its other settings to `imported`."""
     from stoker.models.serving_config import read_model_config
 
-    others = ("deployment", "inference_config", "environment", "system_managed", "image", "sample_input")
-    _check_alone(args, "model_config_file", (*others, *_PATH_OPTIONS))
-    listed, beside = read_model_config(args.model_config_file)
-    imported.append(beside)
     given = _given(args, ("batching",))
-    return tuple(ModelSettings(**given, given=frozenset(given)).over(model) for model in listed)
-
-
-def _of_torchserve(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """Return the models of TorchServe's file; append its other settings to `imported`."""
-    from stoker.errors import InvalidSettings
-
-    for option in (
-        "inference_config",
-        "deployment",
-        "environment",
-        "image",
-        "sample_input",
-        *_PATH_OPTIONS[1:],
-    ):
-        if getattr(args, option):
-            raise InvalidSettings(f"{_option(option)} describes one model, and {args.path} lists models")
-    listed, beside = require_extension("torchserve").read_server_config(args.path)
+    if args.model_config_file is not None:
+        _check_alone(args, "--model-config-file", ("system_managed", *_ONE_MODEL_OPTIONS, *_PATH_OPTIONS))
+        listed, beside = read_model_config(args.model_config_file)
+    else:
+        _check_alone(args, str(args.path), (*_ONE_MODEL_OPTIONS, *_PATH_OPTIONS[1:]))
+        listed, beside = require_extension("torchserve").read_server_config(args.path)
+        if args.system_managed:
+            given["environment_managed"] = "system"
     imported.append(beside)
-    given = _given(args, ("batching",))
-    if args.system_managed:
-        given["environment_managed"] = "system"
     own = ModelSettings(**given, given=frozenset(given))
     return tuple(own.over(model) for model in listed)
 
@@ -290,7 +274,7 @@ def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -
     for option in others:
         if getattr(args, option):
             shown = "PATH" if option == "path" else _option(option)
-            raise InvalidSettings(f"{shown} and {_option(chosen)} both say what is served; leave one out")
+            raise InvalidSettings(f"{shown} and {chosen} both say what is served; leave one out")
 
 
 def _option(name: str) -> str:
