@@ -104,7 +104,7 @@ def cluster(ray_cluster: Cluster) -> str:
 
 def kill_node(node: subprocess.Popen[bytes]) -> None:
     """Kill the raylet of a node, as the kernel does where memory runs out; all else of the node is left to itself."""
-    (raylet,) = [pid for pid in descendants(node.pid) if read_stat(pid)[0] == b"raylet"]
+    (raylet,) = filter(is_living_raylet, descendants(node.pid))
     os.kill(raylet, signal.SIGKILL)
 
 
@@ -209,7 +209,8 @@ def _is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
     return False
 
 
-def _is_living_raylet(pid: int) -> bool:
+def is_living_raylet(pid: int) -> bool:
+    """Whether a process is a raylet; it may end meanwhile."""
     with contextlib.suppress(OSError):
         name, (state, *_) = read_stat(pid)
         return name == b"raylet" and state != b"Z"
@@ -217,11 +218,18 @@ def _is_living_raylet(pid: int) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # A node whose raylet was killed waits for it for half a minute.
-    if any(map(_is_living_raylet, descendants(process.pid))):
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
+    """End a node as soon as its raylet has, which signs off from the head.
+
+    The raylet would wait half a minute for what works there, and the rest as long for a raylet that was killed.
+    """
+    process.terminate()
+    for pid in descendants(process.pid):
+        if not is_living_raylet(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while any(map(is_living_raylet, descendants(process.pid))) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.cable import Cable, laid_cable
 from tests.live_server import marked_processes, wait_until
-from tests.ray.conftest import Cluster, started_cluster
+from tests.ray.conftest import Cluster, is_living_raylet, started_cluster
 from tests.ray.test_runs import submitted, workspace_with
 
 from stoker.settings.workspace import Workspace
 from stoker_run.json_files import read_json
-from stoker_run.processes import descendants, read_stat
+from stoker_run.processes import descendants
 from stoker_runs.launch.following import wait
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import Status
@@ -195,7 +195,7 @@ def test_a_node_that_is_silent_for_long_is_lost(
             two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **options)
             wait_for_output(two, "saving")
             with node(cut_cluster, 12):
-                stopped = [pid for pid in descendants(hung.pid) if read_stat(pid)[0] != b"raylet"]
+                stopped = [pid for pid in descendants(hung.pid) if not is_living_raylet(pid)]
                 for pid in stopped:
                     os.kill(pid, signal.SIGSTOP)
                 inside = ["nsenter", "--mount", "--target", str(blind.pid)]
