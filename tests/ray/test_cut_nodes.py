@@ -76,11 +76,11 @@ def cable() -> Iterator[Cable]:
 
 @pytest.fixture(scope="module")
 def cut_cluster(cable: Cable) -> Iterator[Cluster]:
-    """A head that others reach by the cable, and that believes a node dead after 40 s."""
+    """A head that others reach by the cable, and that believes a node dead after 24 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_health_check_period_ms", "1000")
         patch.setenv("RAY_health_check_timeout_ms", "5000")
-        patch.setenv("RAY_health_check_failure_threshold", "7")
+        patch.setenv("RAY_health_check_failure_threshold", "4")
         with started_cluster(host=cable.here) as cluster:
             yield cluster
 
@@ -144,7 +144,7 @@ def assert_continued(run: RunFolder, workspace: Workspace) -> None:
 def test_an_attempt_goes_on_as_long_as_its_node_does(
     workspace: Workspace, tmp_path: Path, cut_cluster: Cluster, cable: Cable
 ) -> None:
-    """It is cut off for 20 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
+    """It is cut off for 10 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
 
     A run that ends meanwhile has ended well. One that has not is lost when the cable is back: the raylet ends then.
     """
@@ -156,7 +156,7 @@ def test_an_attempt_goes_on_as_long_as_its_node_does(
         wait_for_output(two, "epoch 3")
         with node(cut_cluster, 8):
             cable.pull()
-            time.sleep(20)
+            time.sleep(10)
             cable.plug()
             assert (one.state().status, one.state().attempt) == (Status.RUNNING, 1)
             wait_until(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name, read_address
 from stoker.settings.pipeline_graph import check_names
@@ -30,6 +29,7 @@ from stoker.settings.readers import (
     settings_of,
 )
 from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.settings.yaml_files import read_yaml
 
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""

@@ -165,7 +165,8 @@ class ModelSettings:
     threads: int | None = setting(
         None,
         number_of(int, 1, 1024),
-        "threads for one CPU operation (default: the cores that frontends leave)",
+        "most threads for one CPU operation (default: as many as there are cores; of a script or scikit-learn, "
+        "those that frontends leave)",
     )
     description: str | None = setting(None, read_text, "description in swagger.json", "TEXT")
     environment: Path | None = setting(
