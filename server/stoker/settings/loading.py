@@ -64,7 +64,7 @@ def add_server_options(parser: argparse.ArgumentParser, names: Container[str] | 
 
 
 def add_setting_options(
-    group: argparse._ArgumentGroup, kind: type, names: Container[str] | None = None
+    group: argparse._ActionsContainer, kind: type, names: Container[str] | None = None
 ) -> None:
     """Add options for settings of a class; options that are not given stay out of the parsed arguments."""
     for name, field in settings_of(kind).items():
