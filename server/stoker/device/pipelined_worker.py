@@ -52,7 +52,8 @@ class PipelinedWorker(Worker):
         self.flights = Flights()
         self._arenas = AttachedArenas(runtime, self.flights)
         self._computed_ns = 0
-        self._begun: BatchInFlight | None = None
+        self._begun: tuple[np.ndarray, BatchInFlight] | None = None
+        """The number of a lone row, and its batch, until that is noted."""
         super().__init__(runtime, *arguments, **options)
         self._watch: BucketWatch | None = None
         self._later: LaterSizes | None = None
@@ -211,9 +212,12 @@ class PipelinedWorker(Worker):
         batch, begun = flight.batch, self._begun
         if begun is None:
             rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
-            begun = self._runtime.begin(rows, batch.rows, flight.size)
-        flight.running, self._begun = begun, None
-        return begun
+            flight.running = self._runtime.begin(rows, batch.rows, flight.size)
+        else:
+            numbers, flight.running = begun
+            self._begun = None
+            assert numbers is batch.blocks[0].numbers, "the row that was begun is the next batch"
+        return flight.running
 
     def _begin_lone(self, lane: Lane, numbers: np.ndarray) -> None:
         size = self.cap.sizes.filled(1)
@@ -221,7 +225,7 @@ class PipelinedWorker(Worker):
             self.instances[0].run_began_ns = self._clock_ns()
             # If it fails, `_start` tries again and reports the failure.
             with suppress(Exception):
-                self._begun = self._runtime.begin([(lane.arena, numbers)], 1, size)
+                self._begun = numbers, self._runtime.begin([(lane.arena, numbers)], 1, size)
 
     def _note_lone(self, flight: Flight) -> bool:
         """Count batches of one row without company; returns whether this one is likely to remain alone."""
