@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from stoker.collecting.collection import CollectionSettings
+from stoker.settings.collection import CollectionSettings
 from stoker.collecting.record_files import make_room, new_file
 from stoker.system.durable import private_folder, write_all
 

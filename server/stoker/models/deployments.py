@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.collecting.collection import CollectionSettings
+from stoker.settings.collection import CollectionSettings
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
 from stoker.environments.location import locate_environment
 from stoker.errors import InvalidSettings, OperatorError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.collecting.collection import CollectionSettings, read_collection
+from stoker.settings.collection import CollectionSettings, read_collection
 from stoker.settings.choices import (
     EXECUTIONS,
     TIERS,

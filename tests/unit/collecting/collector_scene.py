@@ -7,7 +7,7 @@ from typing import Any
 from tests.collected_records import last_records
 from tests.puppets import metric_memory
 
-from stoker.collecting.collection import CollectionSettings
+from stoker.settings.collection import CollectionSettings
 from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.scoring.collector import Collector
 

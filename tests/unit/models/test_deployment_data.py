@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.collecting.collection import CollectionSettings
+from stoker.settings.collection import CollectionSettings
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.models import deployments

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 import simdjson
 
-from stoker.collecting.collection import CollectionSettings, is_sampled
+from stoker.collecting.sampling import is_sampled
+from stoker.settings.collection import CollectionSettings
 from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.background_writer import BackgroundWriter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -28,12 +27,6 @@ class CollectionSettings:
     format: RecordFormat = "jsonl"
     max_mb: int = 1024
     collections: tuple[Collects, ...] = ("inputs", "outputs")
-
-
-def is_sampled(request_id: bytes, sample_rate: float) -> bool:
-    """Return whether a request is sampled: the same id gives the same result in every process and server."""
-    digest = hashlib.blake2b(request_id, digest_size=8).digest()
-    return int.from_bytes(digest, "big") < round(sample_rate * 2**64)
 
 
 def _read_collections(value: Any) -> tuple[Collects, ...]:
