@@ -133,6 +133,12 @@ class PuppetCudart(PuppetLibrary):
                 self.finish(task.after.stream, task.after)
             task.run()
 
+    def mark_of(self, event: int) -> PuppetMark:
+        """The last record of an event."""
+        mark = self._marks[event]
+        assert mark is not None, "it was recorded"
+        return mark
+
     def _put(self, stream: int, task: PuppetTask) -> None:
         self.queues[stream].append(task)
         moved = True

@@ -12,7 +12,7 @@ import orjson
 
 from stoker.errors import OperatorError
 from stoker_bench.benches.lineup import BenchOptions, Lineup
-from stoker_bench.benches.script_bench import ROW_SHAPE, classes_of, script_launch, trained_run
+from stoker_bench.benches.script_bench import script_launch
 from stoker_bench.contestants.baselines import HANDWRITTEN, handwritten_launch
 from stoker_bench.contestants.contest import Case, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
@@ -28,6 +28,7 @@ from stoker_bench.contestants.peers import (
 )
 from stoker_bench.contestants.servers import ended_by_sigterm
 from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, rows_per_s
 
 CONNECTIONS = 64

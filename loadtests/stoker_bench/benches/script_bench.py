@@ -7,26 +7,18 @@ merged, gathered and one request at a time, and these servers take turns.
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker_bench.benches.lineup import BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE, ONNX_SCORE
 from stoker_bench.contestants.servers import Launch, stoker_launch
-from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import OwnGenerator
-from stoker_bench.networks.onnx_graphs import WIDTHS
-from stoker_bench.networks.served_model import given_model
+from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
 from stoker_bench.reports import Bound, CaseResult, Report, say
 
-ROW_SHAPE = (WIDTHS[0],)
 CONNECTIONS = (64,)
 LEAST_BATCH = 8
 WAYS = ("merge", "handle", "none")
@@ -66,6 +58,7 @@ def run_script_bench(options: BenchOptions) -> Report:
     report = Report(generator.description, options.seconds, options.rounds, "entry scripts", _merges)
     scripts = {"TensorFlow 1 script": options.script or GRAPH_SCORE, "ONNX script": ONNX_SCORE}
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary:
+        say("training the model, unless its run folder exists")
         run = trained_run(options.run_folder or Path(temporary, "run"))
         for subject, script in scripts.items():
             with Lineup(options, generator, ROW_SHAPE) as lineup:
@@ -76,39 +69,3 @@ def run_script_bench(options: BenchOptions) -> Report:
                 lineup.check(servers, classes_of(run), connections)
                 report.cases += [lineup.contest(servers, Case(each), subject) for each in connections]
     return report
-
-
-EPOCHS = 2
-"""Enough that classes are far apart; how well the model reads digits does not matter here."""
-ONNX_FILE = "model.onnx"
-NEEDED = ("model/mnist-tf.model.meta", ONNX_FILE, "sample_input.json")
-
-
-def trained_run(folder: Path) -> Path:
-    """Return the run folder of `stoker train mnist`, after a short training if there is none."""
-    if not folder.exists():
-        say("training the model")
-        command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "mlp"]
-        command += ["--epochs", str(EPOCHS), "--output", str(folder)]
-        trained = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        if trained.returncode:
-            raise BenchedServerError(f"stoker train failed: {trained.stdout.strip()}")
-    if missing := [name for name in NEEDED if not (folder / name).exists()]:
-        raise BenchedServerError(
-            f"{folder} has no {missing[0]}: it is not the run folder of `stoker train mnist`; "
-            "name one, or a folder that does not exist yet"
-        )
-    return folder
-
-
-def classes_of(run: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-    """Return a function from rows [n, 784] to an entry script's classes [n, 1], by the run's ONNX model."""
-    model = given_model(run / ONNX_FILE)
-
-    def classes(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: NDArray[np.int64] = model.outputs(rows).argmax(axis=1)
-        return found[:, None].astype(np.float32)
-
-    return classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +18,12 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
+from stoker_bench.contestants.contest import LoadedServer
+from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
+from stoker_bench.contestants.servers import HTTP_OK, RunningServer, post, stoker_launch
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
-from stoker_bench.generators.scoring_request import ScoringRequest, random_rows
+from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, random_rows
 from stoker_bench.gpu.ceiling import Ceiling, measure_ceiling
 from stoker_bench.gpu.many_models import load_on_demand, lose_device, share_fairly
 from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, WireDtype
@@ -27,6 +31,7 @@ from stoker_bench.gpu.peers import PEERS, GpuPeer
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
 from stoker_bench.gpu.server import GpuServer, ServingOptions
 from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
 from stoker_bench.reports import aligned, figure, say
 
 _LOADED: Final = re.compile(r"loaded in ([\d.]+) s, warm after ([\d.]+) s")
@@ -39,6 +44,8 @@ _DEMAND_MODELS: Final = 200
 _DEMAND_MB: Final = 20 << 10
 _DEMAND_S: Final = 60.0
 _SHARING_MODELS: Final = 8
+_HOW_TO_ROWS: Final = 256
+_HOW_TO_CALLERS: Final = 64
 _TENSORFLOW_START_S: Final = 180.0
 _TESTS_S: Final = 300.0
 _PYTORCH_START_S: Final = 120.0
@@ -77,6 +84,7 @@ AIMS: Final = {
     "load again": Aim("the same, from the workspace's cache, s", 1.5, "-", at_least=False),
     "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
     "tensorflow": Aim("SavedModel with XLA, 256 callers, of TensorFlow alone", 0.9, "-"),
+    "how-to": Aim("TensorFlow 1 script of Azure's how-to, wrong answers", 0, "-", at_least=False),
     "tensorrt": Aim("ResNet-50 FP16 by TensorRT, 64 callers, of ONNX Runtime's CUDA provider", 1.0, "-"),
     "demand wrong": Aim("200 models on demand, answers of another model", 0, "-", at_least=False),
     "demand memory": Aim("the same, memory at each second, of the budget", 1.0, "-", at_least=False),
@@ -206,6 +214,7 @@ class AcceptanceBench:
             (("sharing", "lost"), self._sharing),
             (("tensorrt",), self._tensorrt),
             (("tensorflow",), self._tensorflow),
+            (("how-to",), self._how_to),
             (("tests",), self._tests),
         ]
         for keys, measure in steps:
@@ -394,6 +403,30 @@ class AcceptanceBench:
         with self._server(model, 64, settings={"xla": True, "batch_buckets": [1, 8, 64]}) as server:
             server.check()
             self.found.values["tensorflow"] = self._load_row(server, 256).requests_per_s / alone
+
+    def _how_to(self) -> None:
+        if self._options.quick:
+            self._require_gpu()
+        if find_spec("tensorflow") is None:
+            raise BenchedServerError("TensorFlow is not installed: pip install 'tensorflow[and-cuda]'")
+        say("training the model of the TensorFlow 1 script")
+        run, folder = trained_run(self._folder / "how-to-run"), self._folder / "how-to"
+        folder.mkdir()
+        options = ["--model-dir", str(run), "--device", self._options.device]
+        key, frontends = secrets.token_urlsafe(32), self._options.frontends
+        launch = stoker_launch(GRAPH_SCORE, folder / "workspace", key, frontends, options=options)
+        rows = random_rows(_HOW_TO_ROWS, ROW_SHAPE)
+        say("starting Stoker with the TensorFlow 1 script")
+        with RunningServer(launch, folder / "log"):
+            server = LoadedServer("Stoker", launch.uri, self._generator, DATA_LISTS, ROW_SHAPE, key=key)
+            request = server.request(rows)
+            status, body = post(request.host, request.port, request.path, request.body, request.headers)
+            if status != HTTP_OK:
+                raise BenchedServerError(f"the TensorFlow 1 script answered {status}: {body[:200]!r}")
+            rate = self._load(server.request(rows[:1]), _HOW_TO_CALLERS).requests_per_s
+        differ = DATA_LISTS.decode(body, len(rows)) != classes_of(run)(rows)
+        self.found.values["how-to"] = int(differ.sum())
+        self.found.notes.append(f"TensorFlow 1 script, {_HOW_TO_CALLERS} callers: {figure(rate)} requests/s")
 
     def _tests(self) -> None:
         self._require_gpu()

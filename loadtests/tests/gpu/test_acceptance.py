@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import subprocess
@@ -50,7 +51,7 @@ def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch:
     def whole(bench: AcceptanceBench) -> None:
         bench.found.values["lone mlp"] = 2.0
 
-    others = ("_on_demand", "_sharing", "_tensorrt", "_tensorflow", "_tests")
+    others = ("_on_demand", "_sharing", "_tensorrt", "_tensorflow", "_how_to", "_tests")
     for name in ("_resnet50", "_images", "_large_rows", "_bert", *others):
         monkeypatch.setattr(AcceptanceBench, name, half)
     monkeypatch.setattr(AcceptanceBench, "_mlp", whole)
@@ -166,7 +167,12 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "why"),
-    [("_tensorflow", "TensorFlow"), ("_tensorrt", "TensorRT"), ("_tests", "pytest")],
+    [
+        ("_tensorflow", "TensorFlow"),
+        ("_how_to", "TensorFlow"),
+        ("_tensorrt", "TensorRT"),
+        ("_tests", "pytest"),
+    ],
 )
 def test_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, why: str
@@ -218,3 +224,17 @@ def test_models_that_share_a_device_are_compared_and_its_loss_is_noticed(tmp_pat
     bench._sharing()
     assert 0 < bench.found.values["sharing"] <= 1
     assert bench.found.is_met("lost")
+
+
+@pytest.mark.long
+@pytest.mark.tensorflow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_the_tensorflow_1_script_is_served_and_its_classes_are_compared(tmp_path: Path) -> None:
+    """On the CPU too, it gives the classes of its model."""
+    options = AcceptanceOptions("cpu", seconds=0.3, processes=1, frontends=1)
+    bench = AcceptanceBench(options, tmp_path)
+    bench._how_to()
+    assert bench.found.values["how-to"] == 0
+    assert bench.found.is_met("how-to")
+    (note,) = bench.found.notes
+    assert note.startswith("TensorFlow 1 script, 64 callers: ")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_bench.benches.script_bench import NEEDED, classes_of, trained_run
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.networks.trained_run import NEEDED, classes_of, trained_run
 
 
 def test_folder_that_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def request_of(
 
 
 def _relaxed_file(environment: Mapping[str, Any], source: Path) -> Path:
-    from stoker.environments.files import find_environment
+    from stoker.environments.location import find_environment
 
     beside = Path(environment["file"]) if "file" in environment else find_environment(source)
     if beside is None:

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
+
+import numpy as np
 
 from stoker.arena import LONE_ROWS
 from stoker.device.batch import Batch
@@ -21,6 +24,7 @@ from stoker.device.device_turns import ModelTurn
 from stoker.device.flights import AttachedArenas, Flight, Flights
 from stoker.device.instance import Instance
 from stoker.device.kept_sizes import KeepSizes
+from stoker.device.lanes import Lane
 from stoker.device.later_sizes import LaterSizes
 from stoker.device.pipelined_planner import PipelinedPlanner
 from stoker.device.worker import Worker
@@ -48,6 +52,7 @@ class PipelinedWorker(Worker):
         self.flights = Flights()
         self._arenas = AttachedArenas(runtime, self.flights)
         self._computed_ns = 0
+        self._begun: BatchInFlight | None = None
         super().__init__(runtime, *arguments, **options)
         self._watch: BucketWatch | None = None
         self._later: LaterSizes | None = None
@@ -203,17 +208,29 @@ class PipelinedWorker(Worker):
         flights.completions.put(flight)
 
     def _start(self, flight: Flight) -> BatchInFlight:
-        batch = flight.batch
-        rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
-        flight.running = self._runtime.begin(rows, batch.rows, flight.size)
-        return flight.running
+        batch, begun = flight.batch, self._begun
+        if begun is None:
+            rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
+            begun = self._runtime.begin(rows, batch.rows, flight.size)
+        flight.running, self._begun = begun, None
+        return begun
+
+    def _begin_lone(self, lane: Lane, numbers: np.ndarray) -> None:
+        size = self.cap.sizes.filled(1)
+        if size in self._runtime.sizes:
+            self.instances[0].run_began_ns = self._clock_ns()
+            # If it fails, `_start` tries again and reports the failure.
+            with suppress(Exception):
+                self._begun = self._runtime.begin([(lane.arena, numbers)], 1, size)
 
     def _note_lone(self, flight: Flight) -> bool:
         """Count batches of one row without company; returns whether this one is likely to remain alone."""
         batch = flight.batch
-        alone = batch.rows == 1 and batch.turn is None and not self.queue.rows and not self.flights.unfinished
-        short = alone and self.times.mean_ns(flight.size) < _LONE_NS
-        self._lone_rows = self._lone_rows + 1 if short else 0
+        if batch.rows > 1 or batch.turn is not None or self.queue.rows or self.flights.unfinished:
+            self._lone_rows = 0
+        elif self._lone_rows < LONE_ROWS and self.times.mean_ns(flight.size) < _LONE_NS:
+            # Those that take longer than expected are noticed when they are waited for.
+            self._lone_rows += 1
         return self._lone_rows >= LONE_ROWS
 
     def _run_alone(self, instance: Instance, flight: Flight) -> None:

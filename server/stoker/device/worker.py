@@ -302,10 +302,14 @@ class Worker:
             queued = lane.arena.queued.take(numbers, axis=0)
             deadline_ns, enqueued_ns, position = queued[:, 0], queued[:, 1], queued[:, 2]
             if deadline_ns[0] > self._clock_ns():
+                self._begin_lone(lane, numbers)
                 block = RowBlock(fd, numbers, position, enqueued_ns, deadline_ns, queue.virtual_time)
                 return Batch([block], 1, lanes, "idle")
         self._accept(fd, lane, numbers)
         return None
+
+    def _begin_lone(self, lane: Lane, numbers: np.ndarray) -> None:
+        """Begin to compute a lone row before it is described by a batch, where the device allows it."""
 
     def _on_event(self, fd: int, event: int) -> None:
         doorbells = self.doorbells

@@ -123,10 +123,19 @@ class CapturedBatch:
         """See `BatchInFlight`."""
         if self.failure is None and not self._is_done:
             try:
-                self._is_done = self._cuda.has_passed(self._set.done)
+                # The time is read while the outputs are copied.
+                self._is_done = self._is_computed() and self._cuda.has_passed(self._set.done)
             except Exception:  # noqa: BLE001  # `result` raises it
                 return True
         return self._is_done or self.failure is not None
+
+    def _is_computed(self) -> bool:
+        if not self.computed_ns and self._cuda.has_passed(self._set.computed):
+            self._read_time()
+        return bool(self.computed_ns)
+
+    def _read_time(self) -> None:
+        self.computed_ns = max(1, self._cuda.elapsed_ns(self._set.started, self._set.computed))
 
     def result(self) -> Sequence[np.ndarray]:
         """See `BatchInFlight`."""
@@ -134,7 +143,8 @@ class CapturedBatch:
             raise self.failure
         if not self._is_done:
             self._cuda.wait_for(self._set.done)
-        self.computed_ns = self._cuda.elapsed_ns(self._set.started, self._set.computed)
+        if not self.computed_ns:
+            self._read_time()
         return [staged.host[: self._size] for staged in self._set.outputs]
 
     def release(self) -> None:

@@ -62,7 +62,7 @@ class RegionOutput(WantedOutput):
     span: RegionSpan = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferRequest:
     """A decoded infer request.
 

@@ -707,3 +707,30 @@ def test_a_lone_row_passes_the_planner_unless_it_has_to_decide(monkeypatch: pyte
         joined.complete()
         joined.turn_frontends()
         assert (ends(first, second), plans) == ([doubled(8), doubled(9)], [1])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_lone_row_is_begun_before_its_batch_is_made(fails: bool) -> None:
+    """It is begun once, and noted as running; where that fails, it is begun again as other batches are."""
+    with in_flight() as joined:
+        pipeline, (instance,) = joined.pipeline, joined.worker.instances
+        pipeline.on_look = lambda: joined.clock.advance_ms(0.01)
+        for number in range(LONE_ROWS):
+            begin(joined, number)
+            joined.complete()
+            joined.turn_frontends()
+        pipeline.begin_fails = PuppetFailure("not yet") if fails else None
+        blocks: list[bool] = []
+        check = instance.inspection.check_in_arenas
+        instance.inspection.check_in_arenas = lambda batch: (
+            blocks.append(bool(pipeline.flights and instance.run_began_ns)),
+            check(batch),
+        )[1]
+        ticket = joined.submit(7)
+        joined.turn_frontends()
+        joined.worker.turn()
+        joined.turn_frontends()
+        assert ends(ticket) == [doubled(7)]
+        assert blocks == [not fails]
+        assert pipeline.begun == [1] * (LONE_ROWS + 1)
+        assert instance.run_began_ns == 0

@@ -181,6 +181,7 @@ class DirectProtocol(BoundedProtocol):
                 self._score(known.service, data[end:], None, known.dialect)
                 if caller is not DEFAULT or known.options is not None:
                     self._direct.set_caller(caller, known.options)
+                known.service.submit_lone()
                 return
             elif known.body_bytes >= STRAIGHT_BODY_BYTES and self._begin_straight(known, data, end):
                 return

@@ -111,6 +111,11 @@ class RowAnnouncer:
         self._is_closed = self.is_fast = False
         self.queued: list[int] = []
 
+    @property
+    def expects_lone_row(self) -> bool:
+        """Whether the next row is likely to be alone: none is leased, and rows have been alone for a while."""
+        return self._lone_rows >= LONE_ROWS and len(self._leases.free) == self._leases.capacity
+
     def add_one(self, number: int, now_ns: int) -> None:
         """Announce a row that was leased at this time: at once if rows have been alone for a while."""
         leases = self._leases

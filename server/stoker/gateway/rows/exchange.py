@@ -99,6 +99,11 @@ class ArenaExchange(SlicingExchange):
         """Whether it holds no requests."""
         return not self.slices.tickets and not self._leases.leased_rows
 
+    @property
+    def expects_lone_row(self) -> bool:
+        """Whether the next row is likely to be the only one."""
+        return self._announcer.expects_lone_row
+
     def refusal(self, ticket: Ticket) -> StokerError | None:
         """The error that would be raised for any request now; None if a request may be read."""
         free = self._leases.free

@@ -69,6 +69,11 @@ class Exchange(ABC):
     def idle(self) -> bool:
         """Whether it holds no requests."""
 
+    @property
+    def expects_lone_row(self) -> bool:
+        """Whether the next row is likely to be the only one."""
+        return False
+
     @abstractmethod
     def refusal(self, ticket: Any) -> StokerError | None:
         """The error that would be raised for any request now; None if a request may be read."""

@@ -302,6 +302,12 @@ class Service(ServiceBase):
         self.staging.add(call, body, None)
         return call
 
+    def submit_lone(self) -> None:
+        """Submit the request that `score_soon` has staged now, if its row is likely to remain alone."""
+        exchange = self.replicas.only
+        if exchange is not None and exchange.expects_lone_row:
+            self.staging.score_now()
+
     def _score_all(self, staged: Sequence[StagedCall]) -> None:
         """Queue requests, and notify the devices of all of them in one message."""
         for call, body, head in staged:

@@ -7,6 +7,7 @@ import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined, metric_memory, puppet_service
 
+from stoker.arena import LONE_ROWS
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.protocols.repository import statistics
@@ -167,3 +168,26 @@ def test_statistics_include_times_noted_but_not_yet_counted() -> None:
     (found,) = statistics(gateway, "m")
     assert found["inference_stats"]["success"] == {"count": 1, "ns": 9_000}
     assert found["last_inference"] > 0
+
+
+def test_lone_request_is_submitted_at_once() -> None:
+    """After some requests one at a time, the next does not wait for the end of its turn; one with company does."""
+    service, _ = made_service()
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        queued: list[int] = []
+
+        async def arrive(*numbers: int) -> None:
+            for number in numbers:
+                service.score_soon(rows_body([number, 0]), None, Answers())
+                service.submit_lone()
+                queued.append(joined.exchange.leased_rows)
+
+        for number in range(LONE_ROWS + 1):
+            joined.loop.run_until_complete(arrive(number))
+            joined.settle()
+        assert queued == [*[0] * LONE_ROWS, 1]
+        joined.loop.run_until_complete(arrive(8, 9))
+        joined.settle()
+        assert queued[-2:] == [1, 1]
+        assert joined.runtime.rows_run == [*range(LONE_ROWS + 1), 8, 9]

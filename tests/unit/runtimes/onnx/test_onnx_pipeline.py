@@ -237,6 +237,20 @@ def test_the_time_of_a_batch_is_that_of_the_computation_alone() -> None:
         assert batch.computed_ns == MS
 
 
+def test_the_time_of_a_batch_is_read_while_its_outputs_are_copied() -> None:
+    """A batch that is asked whether it is done knows its time before it is."""
+    bench = Bench()
+    runtime = bench.load()
+    batch = runtime.begin(bench.blocks([1]), 1, 1)
+    mark = bench.cudart.mark_of(batch._set.computed)
+    bench.cudart.finish(mark.stream, mark)
+    assert not batch.is_done()
+    assert batch.computed_ns == MS
+    bench.cudart.finish(mark.stream)
+    assert batch.is_done()
+    assert answer(batch) == bench.expected(1, [1])
+
+
 def test_is_done_does_not_wait() -> None:
     """CUDA's code for "not ready" does not stay as an error."""
     bench = Bench()
