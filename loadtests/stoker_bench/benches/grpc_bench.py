@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,8 @@ from stoker_bench.benches.lineup import WARM_UP_S, BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, LoadedServer
 from stoker_bench.contestants.servers import HOST, OTHER, Launch, free_port
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.grpc_generator import answer_to, pick_grpc_generator
-from stoker_bench.generators.scoring_request import Dialect, random_rows
+from stoker_bench.generators.load_generator import OwnGenerator
+from stoker_bench.generators.scoring_request import Dialect, ScoringRequest, random_rows
 from stoker_bench.networks.served_model import ServedModel
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, at_most, p50_ms, rows_per_s, say
 
@@ -72,7 +73,7 @@ def run_grpc_bench(options: BenchOptions) -> Report:
     """
     connections = options.concurrency or CONNECTIONS
     options = dataclasses.replace(options, frontends=options.frontends or 1)
-    with Lineup(options, pick_grpc_generator()) as lineup:
+    with Lineup(options, OwnGenerator(grpc=True)) as lineup:
         model = lineup.model
         dialect = _dialect(model.input_name)
         launches, left_out = _echo_launches(lineup.folder)
@@ -116,6 +117,22 @@ def _check(scoring: Sequence[LoadedServer], echoes: Sequence[LoadedServer], mode
         request = echo.request(rows)
         if answer_to(request) != request.body:
             raise BenchedServerError(f"{echo.name} answered with something else than the request")
+
+
+CALL_TIMEOUT_S: Final = 30
+
+
+def answer_to(request: ScoringRequest) -> bytes:
+    """Make a call whose message is the request's body, and return the message of its answer."""
+    metadata = [(name.lower(), value) for name, value in request.headers.items()]
+    with grpc.insecure_channel(f"{request.host}:{request.port}") as channel:
+        try:
+            answer: bytes = channel.unary_unary(request.path)(
+                request.body, metadata=metadata, timeout=CALL_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise BenchedServerError(f"{request.uri} answered {error}") from error
+    return answer
 
 
 SOURCE: Final = Path(__file__).parents[1] / "contestants" / "baselines" / "grpc_echo.cpp"

@@ -25,7 +25,7 @@ from stoker_bench.contestants.contest import (
 )
 from stoker_bench.contestants.process_tree import tree_behind
 from stoker_bench.contestants.servers import Launch, RunningServer, other_launch, stoker_launch
-from stoker_bench.generators.load_generator import LoadGenerator, pick_generator
+from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
 from stoker_bench.reports import Bound, CaseResult, Report, no_bounds, say
@@ -65,12 +65,12 @@ class Lineup(contextlib.ExitStack):
     def __init__(
         self,
         options: BenchOptions,
-        generator: LoadGenerator | None = None,
+        generator: OwnGenerator | None = None,
         row_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.options = options
-        self.generator = generator or pick_generator()
+        self.generator = generator or OwnGenerator()
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="stoker-bench-")))
         self._row_shape = row_shape
 

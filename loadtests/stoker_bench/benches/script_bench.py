@@ -15,7 +15,7 @@ from stoker_bench.benches.lineup import BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE, ONNX_SCORE
 from stoker_bench.contestants.servers import Launch, stoker_launch
-from stoker_bench.generators.load_generator import pick_generator
+from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
 from stoker_bench.reports import Bound, CaseResult, Report, say
 
@@ -54,7 +54,7 @@ def run_script_bench(options: BenchOptions) -> Report:
         OperatorError: A server does not start or answers wrongly, there is nothing to train with, or a load
             generator fails.
     """
-    generator, connections = pick_generator(), options.concurrency or CONNECTIONS
+    generator, connections = OwnGenerator(), options.concurrency or CONNECTIONS
     report = Report(generator.description, options.seconds, options.rounds, "entry scripts", _merges)
     scripts = {"TensorFlow 1 script": options.script or GRAPH_SCORE, "ONNX script": ONNX_SCORE}
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary:

@@ -23,7 +23,7 @@ from stoker.system.wording import format_count
 from stoker_bench.contestants.process_tree import ProcessTree, machine_busy_s
 from stoker_bench.contestants.servers import get, post
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.load_generator import LoadGenerator
+from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import Dialect, ScoringRequest, random_rows, scoring_request
 
 LEAD_IN_S = 1
@@ -193,7 +193,7 @@ class LoadedServer:
         self,
         name: str,
         uri: str,
-        generator: LoadGenerator,
+        generator: OwnGenerator,
         dialect: Dialect,
         row_shape: tuple[int, ...],
         *,

@@ -1,10 +1,9 @@
-"""Closed-loop load on one scoring request: wrk where it is installed, a generator of our own otherwise."""
+"""Closed-loop load on one scoring request, by processes beside the bench (decision 23)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import orjson
@@ -23,22 +21,6 @@ from stoker.errors import OperatorError
 from stoker_bench.generators.scoring_request import ScoringRequest
 
 GRACE_S = 30
-TIMEOUT_S = 20
-WRK_SCRIPT = """\
-function init(arguments)
-  local file = assert(io.open(arguments[1], "rb"))
-  wrk.body = file:read("*a")
-  file:close()
-end
-
-function done(summary, latency, requests)
-  io.write(string.format(
-    '\\n{"requests":%d,"duration_us":%d,"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d,'
-      .. '"p50_us":%.1f,"p99_us":%.1f}\\n',
-    summary.requests, summary.duration, summary.errors.connect, summary.errors.read, summary.errors.write,
-    summary.errors.status, summary.errors.timeout, latency:percentile(50), latency:percentile(99)))
-end
-"""
 
 
 class GeneratorError(OperatorError):
@@ -52,9 +34,9 @@ class LoadFigures:
     """The callers' figures of one slice."""
 
     requests: int
-    """Requests answered with a status below 400 (wrk) or of 2xx (own generator)."""
+    """Requests answered with a status of 2xx, calls of gRPC with OK."""
     errors: int
-    """Other statuses, broken connections and time-outs."""
+    """Other statuses and broken connections."""
     duration_s: float
     p50_ms: float
     p99_ms: float
@@ -65,58 +47,6 @@ class LoadFigures:
     def requests_per_s(self) -> float:
         """Answered requests a second."""
         return self.requests / self.duration_s if self.duration_s else 0.0
-
-
-class LoadGenerator(Protocol):
-    """Sends the same request on kept-alive connections, each as soon as its last answer is complete."""
-
-    @property
-    def description(self) -> str:
-        """The generator's name and version, for the report."""
-
-    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
-        """Load the server for the given time."""
-
-
-class Wrk:
-    """wrk (https://github.com/wg/wrk) with one thread; its Lua builds the request just once."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
-
-    @property
-    def description(self) -> str:
-        """The version of wrk."""
-        version = subprocess.run([self._program, "-v"], capture_output=True, text=True, check=False).stdout
-        return " ".join(version.split()[:2]) or "wrk"
-
-    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
-        """See LoadGenerator.run."""
-        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
-            script, body = Path(folder, "post.lua"), Path(folder, "body")
-            script.write_text(f'wrk.method = "POST"\n{WRK_SCRIPT}')
-            body.write_bytes(request.body)
-            command = [self._program, "-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={TIMEOUT_S}s"]
-            for name, value in request.headers.items():
-                command += ["-H", f"{name}: {value}"]
-            command += ["-s", str(script), request.uri, "--", str(body)]
-            return parse_wrk(output_of(command, seconds))
-
-
-def parse_wrk(output: str) -> LoadFigures:
-    """Read the figures that the script's `done` wrote as the last line of wrk's output."""
-    line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
-    if line is None:
-        raise GeneratorError(f"wrk gave no figures; it said: {output.strip() or 'nothing'}")
-    figures = orjson.loads(line)
-    broken = sum(figures[kind] for kind in ("connect", "read", "write", "timeout"))
-    return LoadFigures(
-        requests=figures["requests"] - figures["status"],
-        errors=figures["status"] + broken,
-        duration_s=figures["duration_us"] / 1e6,
-        p50_ms=figures["p50_us"] / 1e3,
-        p99_ms=figures["p99_us"] / 1e3,
-    )
 
 
 def figures_of(
@@ -131,7 +61,9 @@ def figures_of(
 
 
 class OwnGenerator:
-    """The generator of `stoker_bench.generators.own_process` in processes of its own.
+    """Sends the same request on kept-alive connections, each as soon as its last answer is complete.
+
+    It runs as `stoker_bench.generators.own_process`, in one process or several.
 
     Args:
         settle_s: How long connections are loaded before answers count, including the start of processes.
@@ -152,7 +84,7 @@ class OwnGenerator:
         seconds: float,
         during: contextlib.AbstractContextManager[object] | None = None,
     ) -> LoadFigures:
-        """See LoadGenerator.run; `during` is entered for just the seconds in which answers count."""
+        """Load the server; `during` is entered for just the seconds in which answers count."""
         begin_s = time.monotonic() + self._settle_s
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
             body, headers = Path(folder, "body"), Path(folder, "headers")
@@ -196,12 +128,6 @@ def _together(each: Sequence[LoadFigures], latencies_s: NDArray[np.float64]) -> 
         max(figures.duration_s for figures in each),
         sum(figures.cores or 0.0 for figures in each),
     )
-
-
-def pick_generator() -> LoadGenerator:
-    """Return wrk where it is installed, else the own generator."""
-    program = shutil.which("wrk")
-    return Wrk(program) if program else OwnGenerator()
 
 
 def output_of(command: list[str], seconds: float) -> str:

@@ -150,7 +150,7 @@ def _decode_binary(body: bytes, rows: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """A whole POST request; wrk gets its parts, the own generator its bytes."""
+    """A whole POST request, or a call of gRPC with its message as the body."""
 
     host: str
     port: int

@@ -20,7 +20,7 @@ from stoker_bench.networks.onnx_graphs import seeded_mlp
 
 def test_bench_checks_all_contestants_and_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stoker and all baselines answer rightly, every case has all contestants, and nothing is left running."""
-    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "OwnGenerator", OneRequest)
     # Servers of other tests may be children of this process too.
     before = set(ProcessTree(os.getpid()).pids())
     report = run_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))

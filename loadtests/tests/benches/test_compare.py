@@ -23,7 +23,7 @@ def test_servers_are_compared_with_the_hand_written_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stoker and each peer answer rightly, and their ratios are those to the hand-written service."""
-    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "OwnGenerator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     monkeypatch.setattr(compare, "build_environment", lambda peer, environments: environments / peer.folder)
     peer = Peer("puppet", ("puppet==1.0",), "by hand", launch_peer)

@@ -29,7 +29,6 @@ from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import Launch
 from stoker_bench.generators.closed_loop import closed_loop
 from stoker_bench.generators.grpc_loop import grpc_caller
-from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.reports import CaseResult, Report
 
@@ -152,7 +151,6 @@ def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> Non
     monkeypatch.setattr(grpc_bench, "WARM_UP_S", 0.1)
     if not compiler:
         monkeypatch.setattr(grpc_bench, "cpp_echo_launch", pretend_nothing_can_be_built)
-        monkeypatch.setattr(grpc_bench, "pick_grpc_generator", lambda: OwnGenerator(grpc=True))
     before = set(ProcessTree(os.getpid()).pids())
     report = run_grpc_bench(BenchOptions(seconds=1, rounds=1, concurrency=(4,)))
     if compiler and report.notes:

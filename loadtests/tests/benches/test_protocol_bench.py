@@ -27,7 +27,7 @@ def test_binary_has_to_keep_up_with_json_and_with_the_runtime() -> None:
 
 def test_bench_asks_one_server_in_both_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are checked and answered without an error; with many rows the runtime alone takes its turns too."""
-    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "OwnGenerator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     report = run_protocol_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))
     single, large = report.cases

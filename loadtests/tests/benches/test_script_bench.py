@@ -34,7 +34,7 @@ def test_merged_batches_have_to_be_larger_than_eight(mean_batch_rows: float, met
 
 def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All servers answer rightly, each with its own batching, and merging was proved by the sample."""
-    monkeypatch.setattr(script_bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(script_bench, "OwnGenerator", OneRequest)
     monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker_bench.benches.grpc_bench import CPP_ECHO, EchoNotBuilt, cpp_echo_launch
+from stoker_bench.benches.grpc_bench import CPP_ECHO, EchoNotBuilt, answer_to, cpp_echo_launch
 from stoker_bench.contestants.servers import RunningServer
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.grpc_generator import answer_to
 from stoker_bench.generators.scoring_request import ScoringRequest
 
 PATH = "/any.Service/Method"
