@@ -14,9 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -26,7 +25,16 @@ import uvloop
 from stoker.importing.sentence_transformers import pooled_model
 from stoker.settings.text_input import TextInput
 from stoker.wire.texts import Tokenizing
-from stoker_bench.contestants.contest import Case, Clocks, Slice, disturbance, ratio, run_in_turns, standing
+from stoker_bench.contestants.contest import (
+    Case,
+    Contestant,
+    LoadedServer,
+    Slice,
+    disturbance,
+    ratio,
+    run_in_turns,
+    standing,
+)
 from stoker_bench.contestants.peers import SERVICES, Peer, Site, build_environment
 from stoker_bench.contestants.servers import (
     HOST,
@@ -40,7 +48,8 @@ from stoker_bench.contestants.servers import (
 )
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import closed_loop, http_caller
-from stoker_bench.generators.scoring_request import ScoringRequest, scoring_request
+from stoker_bench.generators.load_generator import LoadFigures
+from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, scoring_request
 from stoker_bench.reports import aligned, describe_machine, figure
 
 STOKER, ALONE, KEY = "Stoker", "ONNX Runtime alone", "the-key-of-the-bench"
@@ -52,22 +61,24 @@ TOLERANCE = 1e-5
 
 def _service(library: str, most: int) -> Callable[[Site], Launch]:
     def launch(site: Site) -> Launch:
-        port = free_port()
-        command = [site.programs / "python", "-m", "uvicorn", "embedding_service:app", "--app-dir", SERVICES]
-        command += ["--host", HOST, "--port", str(port), "--log-level", "warning", "--no-access-log"]
-        environment = {**OFFLINE, "MODEL_PATH": str(site.model), "LIBRARY": library, "MAX_BATCH": str(most)}
-        return Launch(library, tuple(map(str, command)), port, "", "/v1/embeddings", environment)
+        command = ["python", "-m", "uvicorn", "embedding_service:app", "--app-dir", str(SERVICES)]
+        command += ["--host", HOST, "--log-level", "warning", "--no-access-log"]
+        environment = {"MODEL_PATH": str(site.model), "LIBRARY": library, "MAX_BATCH": str(most)}
+        return _launch(site, command, environment)
 
     return launch
 
 
 def _infinity(site: Site) -> Launch:
-    port = free_port()
-    command = [site.programs / "infinity_emb", "v2", "--model-id", site.model, "--host", HOST, "--port", port]
-    command += ["--engine", "torch", "--device", "cpu", "--batch-size", "32", "--url-prefix", "/v1"]
-    command += ["--no-bettertransformer", "--log-level", "error"]
-    environment = {**OFFLINE, "DO_NOT_TRACK": "1"}
-    return Launch("infinity", tuple(map(str, command)), port, "", "/v1/embeddings", environment)
+    command = ["infinity_emb", "v2", "--model-id", str(site.model), "--host", HOST, "--url-prefix", "/v1"]
+    command += ["--engine", "torch", "--device", "cpu", "--batch-size", "32"]
+    return _launch(site, [*command, "--no-bettertransformer", "--log-level", "error"], {"DO_NOT_TRACK": "1"})
+
+
+def _launch(site: Site, command: list[str], environment: dict[str, str]) -> Launch:
+    program, port = str(site.programs / command[0]), free_port()
+    argv = (program, *command[1:], "--port", str(port))
+    return Launch(program, argv, port, "", "/v1/embeddings", {**OFFLINE, **environment})
 
 
 PEERS = (
@@ -77,37 +88,36 @@ PEERS = (
         "PyTorch, behind FastAPI, up to 64 that wait, in parts of 8",
         _service("sentence_transformers", 64),
     ),
-    Peer(
-        "fastembed",
-        ("fastembed==0.9.1", *SERVICE),
-        "behind FastAPI, up to 4 together",
-        _service("fastembed", 4),
-    ),
-    Peer(
-        "infinity-emb", ("infinity-emb[server,torch]==0.0.78", TORCH), "PyTorch, up to 32 together", _infinity
-    ),
+    Peer("fastembed", ("fastembed==0.9.1", *SERVICE), "FastAPI, up to 4 together", _service("fastembed", 4)),
+    Peer("infinity-emb", ("infinity-emb[server,torch]==0.0.78", TORCH), "up to 32 together", _infinity),
 )
 
 
-@dataclass(frozen=True)
-class Server:
-    """A running server under load of texts."""
+class TextLoad:
+    """Load of texts, each a request of its own."""
 
-    name: str
-    running: RunningServer
-    requests: Sequence[bytes]
+    description = "all texts in turn"
 
-    def run(self, case: Case, seconds: int) -> Slice:
-        """Take a turn."""
-        before, launch = Clocks.read(self.running.tree), self.running.launch
-        figures, _ = uvloop.run(
-            closed_loop(HOST, launch.port, http_caller(*self.requests), case.connections, seconds)
-        )
-        spent = Clocks.read(self.running.tree).since(before)
-        return Slice(
-            figures.requests_per_s, figures.requests_per_s, figures.errors, figures.p50_ms, figures.p99_ms,
-            foreign_cores=spent.foreign_cores,
-        )  # fmt: skip
+    def __init__(self, launch: Launch, texts: Sequence[str]) -> None:
+        bodies = [orjson.dumps({"input": text}) for text in texts]
+        self._requests = [scoring_request(launch.uri, body, launch.key) for body in bodies]
+
+    def check(self, expected: np.ndarray) -> None:
+        """Raise BenchedServerError if embeddings of the first texts are not those of the library."""
+        for request, wanted in zip(self._requests, expected, strict=False):
+            status, body = post(request.host, request.port, request.path, request.body, request.headers)
+            if status != HTTP_OK:
+                raise BenchedServerError(f"{request.host}:{request.port} answered {status}: {body[:200]!r}")
+            found = np.array(orjson.loads(body)["data"][0]["embedding"])
+            if np.abs(found - wanted).max() > TOLERANCE:
+                raise BenchedServerError(f"{request.host}:{request.port} answers unlike the library")
+
+    def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
+        """Send all texts again and again to the server of a request."""
+        caller = http_caller(*(one.http_bytes for one in self._requests))
+        figures: LoadFigures
+        figures, _ = uvloop.run(closed_loop(request.host, request.port, caller, connections, seconds))
+        return figures
 
 
 class Alone:
@@ -120,55 +130,29 @@ class Alone:
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._rows = rows[rows[:, 0].argsort(kind="stable")]
-        self._size = min((1, 4, 16, 64), key=self._time_s)
+        self._size = max((1, 4, 16, 64), key=lambda size: self._texts_per_s(size, 2))
 
-    def _batches(self, size: int) -> list[np.ndarray]:
-        rows = [self._rows[start : start + size] for start in range(0, len(self._rows), size)]
-        return [rows[place] for place in np.random.default_rng(3).permutation(len(rows))]
-
-    def _time_s(self, size: int) -> float:
-        begun_s, count = time.perf_counter(), 0
-        for rows in self._batches(size):
-            self._run(rows)
-            count += len(rows)
-            if time.perf_counter() > begun_s + 2:
-                break
-        return (time.perf_counter() - begun_s) / count
+    def _texts_per_s(self, size: int, seconds: float) -> float:
+        random, begun_s, count = np.random.default_rng(3), time.perf_counter(), 0
+        while True:
+            # Each row once, then again: a sample of batches has other lengths.
+            for start in size * random.permutation(len(self._rows) // size):
+                self._run(self._rows[start : start + size])
+                count += size
+                if (lasted_s := time.perf_counter() - begun_s) > seconds:
+                    return count / lasted_s
 
     def _run(self, rows: np.ndarray) -> None:
-        tokens = rows[:, 1 : 1 + rows[:, 0].max()].astype(np.int64)
-        mask = (np.arange(tokens.shape[1]) < rows[:, :1]).astype(np.int64)
-        self._session.run(
-            None, {"input_ids": tokens, "attention_mask": mask, "token_type_ids": np.zeros_like(tokens)}
-        )
+        ids = rows[:, 1 : 1 + rows[:, 0].max()].astype(np.int64)
+        mask = (np.arange(ids.shape[1]) < rows[:, :1]).astype(np.int64)
+        segments = np.zeros_like(ids)
+        self._session.run(None, {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments})
 
     def run(self, case: Case, seconds: int) -> Slice:
         """Take a turn; as many callers as there are rows."""
         del case
-        begun_s, count = time.perf_counter(), 0
-        while True:
-            for rows in self._batches(self._size):
-                self._run(rows)
-                count += len(rows)
-                if (lasted_s := time.perf_counter() - begun_s) > seconds:
-                    return Slice(count / lasted_s, count / lasted_s, 0)
-
-
-def check(server: Server, texts: Sequence[str], expected: np.ndarray) -> float:
-    """Return the largest difference of a server's embeddings from the library's; raises BenchedServerError."""
-    differences = []
-    for text, wanted in zip(texts, expected, strict=False):
-        request = _request(server.running.launch, text)
-        status, body = post(request.host, request.port, request.path, request.body, request.headers)
-        if status != HTTP_OK:
-            raise BenchedServerError(f"{server.name} answered {status}: {body[:200]!r}")
-        found = np.array(orjson.loads(body)["data"][0]["embedding"], np.float32)
-        differences.append(float(np.abs(found - wanted).max()))
-    return max(differences)
-
-
-def _request(launch: Launch, text: str) -> ScoringRequest:
-    return scoring_request(launch.uri, orjson.dumps({"input": text}), launch.key)
+        texts_per_s = self._texts_per_s(self._size, seconds)
+        return Slice(texts_per_s, texts_per_s, 0)
 
 
 def main() -> int:
@@ -184,42 +168,30 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, ended_by_sigterm(), ExitStack() as stack:
         folder = Path(scratch)
         model = folder / "model"
-        python = environments[PEERS[0]] / "bin" / "python"
-        subprocess.run(
-            [python, SERVICES / "text_encoder.py", model], env={**os.environ, **OFFLINE}, check=True
-        )
+        command = [environments[PEERS[0]] / "bin" / "python", SERVICES / "text_encoder.py", model]
+        subprocess.run(command, env={**os.environ, **OFFLINE}, check=True)
         texts, expected = json.loads((model / "texts.json").read_text()), np.load(model / "expected.npy")
         pooled = pooled_model(model, folder / "pooled")
-        own = stoker_launch(pooled, folder / "workspace", KEY)
-        launches = [(STOKER, "as it comes", replace(own, score_path="/v1/embeddings"))]
-        launches += [
-            (peer.package, peer.configuration, peer.launch(Site(environments[peer], model, folder)))
-            for peer in PEERS
-        ]
-        contestants: list[Any] = []
-        described = {}
-        for name, configuration, launch in launches:
-            try:
-                running = stack.enter_context(RunningServer(launch, folder / f"{name}.log"))
-                requests = [_request(launch, text).http_bytes for text in texts]
-                server = Server(name, running, requests)
-                described[name] = f"{configuration}; answers differ by {check(server, texts, expected):.1g}"
-            except BenchedServerError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
-                continue
-            contestants.append(server)
+        own = replace(stoker_launch(pooled, folder / "workspace", KEY), score_path="/v1/embeddings")
+        launches = {STOKER: own}
+        launches |= {peer.package: peer.launch(Site(environments[peer], model, folder)) for peer in PEERS}
+        contestants: list[Contestant] = []
+        for name, launch in launches.items():
+            tree = stack.enter_context(RunningServer(launch, folder / f"{name}.log")).tree
+            load = TextLoad(launch, texts)
+            load.check(expected)
+            contestants.append(LoadedServer(name, launch.uri, load, DATA_LISTS, (), tree=tree))
         encoded = np.array([text.encode() for text in texts], object)
         rows = Tokenizing(TextInput(pooled / "tokenizer.json", 512)).encode(encoded).rows
         contestants.append(Alone(pooled / "model.onnx", rows))
         found = {}
         for callers in args.callers:
-            taken = run_in_turns(contestants, Case(callers), args.seconds, args.rounds, _tell)
-            found[callers] = taken
-            print(f"\n{callers} callers:\n\n{_table(taken, described)}\n", flush=True)
+            found[callers] = run_in_turns(contestants, Case(callers), args.seconds, args.rounds, _tell)
+            print(f"\n{callers} callers:\n\n{_table(found[callers])}\n", flush=True)
         every = [one for taken in found.values() for slices in taken.values() for one in slices]
         print(disturbance(every) or "")
     if args.output:
-        content = {"machine": describe_machine(), "texts": described, "slices": found}
+        content = {"machine": describe_machine(), "slices": found}
         args.output.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2))
     return 0
 
@@ -228,13 +200,14 @@ def _tell(name: str, taken: Slice) -> None:
     print(f"{name}: {taken.rows_per_s:.1f} texts/s, {taken.errors} errors", file=sys.stderr, flush=True)
 
 
-def _table(taken: dict[str, list[Slice]], described: dict[str, str]) -> str:
+def _table(taken: dict[str, list[Slice]]) -> str:
+    configured = {peer.package: peer.configuration for peer in PEERS}
     rows = []
     for name, slices in taken.items():
         median = standing(slices)
         times = ratio(lambda one: one.rows_per_s, taken[STOKER], slices)
         cells = [figure(each) for each in (median.rows_per_s, median.p50_ms, median.p99_ms, times)]
-        rows.append([name, described.get(name, "no HTTP, no tokens to make"), *cells])
+        rows.append([name, configured.get(name, ""), *cells])
     return aligned(["", "how it was run", "texts/s", "p50 ms", "p99 ms", "Stoker ×"], rows)
 
 

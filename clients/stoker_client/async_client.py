@@ -21,7 +21,6 @@ from stoker_client.lanes import event_loop, lanes_of
 from stoker_client.opened import AsyncOpened
 from stoker_client.pieces import AsyncPieces, pieces_of
 from stoker_client.steps import Flow, Outcome, Pause, Piece, Read, Renew, Result, Send, Step, resumed
-from stoker_client.throttle import Throttle
 from stoker_client.urgency import Urgency
 
 if TYPE_CHECKING:
@@ -54,12 +53,11 @@ class AsyncClient:
         retries: How often a request is sent again after the first attempt.
         deadline_ms: After which time from its call an answer is useless, as for `Client`.
         tier: The requested tier.
-        throttle: Hold requests back while the server refuses most of them, as for `Client`.
         ca_file: PEM file of the authorities by which servers of https are trusted; see `Client`.
         transport: The httpx transport to send through.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
-        jitter: Random numbers in [0, 1) that spread the pauses, and decide which requests are held back.
+        jitter: Random numbers in [0, 1) that spread the pauses.
 
     Raises:
         ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
@@ -78,7 +76,6 @@ class AsyncClient:
         retries: int = 6,
         deadline_ms: float | None = None,
         tier: Tier | None = None,
-        throttle: bool = False,
         ca_file: str | Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,7 +92,6 @@ class AsyncClient:
             retries=retries,
             credential=credential,
             urgency=Urgency().changed(deadline_ms, tier),
-            throttle=Throttle(clock, jitter) if throttle else None,
             clock=clock,
             jitter=jitter,
         )

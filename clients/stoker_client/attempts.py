@@ -7,15 +7,13 @@ import httpx
 from stoker_client.answers import Reply, error_of
 from stoker_client.errors import (
     ConnectionFailed,
-    Overloaded,
     StokerClientError,
     TimedOut,
-    Unavailable,
     UnexpectedAnswer,
 )
 from stoker_client.steps import Flow, Read, Send
 
-__all__ = ["read", "sent", "speaks_of_load", "was_lost", "was_overload", "was_refused"]
+__all__ = ["read", "sent", "was_lost", "was_refused"]
 
 
 def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientError]:
@@ -68,15 +66,3 @@ def was_lost(failure: StokerClientError) -> bool:
 def was_refused(failure: StokerClientError) -> bool:
     """Return whether a server is unreachable or refuses requests now, so that another one is asked."""
     return failure.retried and not was_lost(failure)
-
-
-def was_overload(outcome: Reply | StokerClientError) -> bool:
-    """Return whether a server was overloaded: 429, 503 `overloaded`, or 503 without a code, from a proxy."""
-    return isinstance(outcome, Overloaded) or type(outcome) is Unavailable
-
-
-def speaks_of_load(outcome: Reply | StokerClientError) -> bool:
-    """Return whether a server accepted a request or was overloaded, rather than away or loading its model."""
-    if isinstance(outcome, Reply) or was_overload(outcome):
-        return True
-    return outcome.status is not None and not isinstance(outcome, Unavailable)

@@ -21,7 +21,6 @@ from stoker_client.lanes import lanes_of
 from stoker_client.opened import Opened, exchanged
 from stoker_client.pieces import Pieces, pieces_of
 from stoker_client.steps import Flow, Outcome, Pause, Piece, Read, Renew, Result, Send, Step, resumed
-from stoker_client.throttle import Throttle
 from stoker_client.urgency import Tier, Urgency
 
 if TYPE_CHECKING:
@@ -60,15 +59,12 @@ class Client:
             the server, which refuses or drops requests that would be too late; the call ends by then, or by
             `timeout_s` if that is earlier.
         tier: The default tier: `high`, `normal` or `low`.
-        throttle: Hold requests back while the server refuses most of them as overloaded: with the probability max(0,
-            (asked - 2 * accepted) / (asked + 1)) over the last two minutes, a request is not sent, and raises
-            `Throttled`.
         ca_file: PEM file of trusted certificate authorities; None for SSL_CERT_FILE, else the public ones.
         transport: The httpx transport to send through, such as a Unix socket or a mock. By default each request in
             flight has a connection, and the environment's proxies are used, except to this machine's own loopback.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
-        jitter: Random numbers in [0, 1) that spread the pauses, and decide which requests are held back.
+        jitter: Random numbers in [0, 1) that spread the pauses.
 
     Raises:
         ValueError: An argument is out of range, contradicts another, is no absolute URI, or cannot stand in a header.
@@ -86,7 +82,6 @@ class Client:
         retries: int = 6,
         deadline_ms: float | None = None,
         tier: Tier | None = None,
-        throttle: bool = False,
         ca_file: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +98,6 @@ class Client:
             retries=retries,
             credential=credential,
             urgency=Urgency().changed(deadline_ms, tier),
-            throttle=Throttle(clock, jitter) if throttle else None,
             clock=clock,
             jitter=jitter,
         )

@@ -4,7 +4,6 @@
     ├─ InvalidRows              refused before anything was sent: NaN, or no JSON form (also a ValueError)
     ├─ ConnectionFailed         the server cannot be reached, or the connection was lost      retried
     ├─ TimedOut                 the client's own `timeout_s` or `deadline_ms` has passed
-    ├─ Throttled                not sent: the server has refused most of the last two minutes' requests
     ├─ UnexpectedAnswer         the answer is not one of a Stoker server
     └─ ErrorAnswer              the server answered with an error
        ├─ RequestRefused        4xx: the caller can fix it
@@ -54,7 +53,9 @@ answers of a proxy in front of the server are classified too.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+import re
+from collections.abc import Iterator
+from typing import ClassVar
 
 __all__ = [
     "AnswerExpired",
@@ -95,7 +96,6 @@ __all__ = [
     "SpoolFull",
     "StokerClientError",
     "TargetTooLong",
-    "Throttled",
     "TimedOut",
     "TooManySequences",
     "Unauthorized",
@@ -116,7 +116,7 @@ class StokerClientError(Exception):
         code: The server's stable error code; None without one.
         request_id: The answer's `x-ms-request-id`, under which the server logged the request.
         retry_after_s: The server's Retry-After in seconds, to the millisecond if it was that precise.
-        attempts: How often the request was sent; 0 if it was not.
+        attempts: How often the request was sent.
     """
 
     retried: ClassVar[bool] = False
@@ -162,20 +162,6 @@ class ConnectionFailed(StokerClientError):
 
 class TimedOut(StokerClientError):
     """The client's own time limit has passed, `timeout_s` or `deadline_ms`."""
-
-
-class Throttled(StokerClientError):
-    """Not sent: the server has refused most of the last two minutes' requests as overloaded.
-
-    What the server said last is the cause, if the request had been sent before. Only with `throttle=True`.
-    """
-
-    @classmethod
-    def after(cls, attempts: int) -> Self:
-        """Return the error of a request that was sent `attempts` times before."""
-        error = cls("not sent: the server refuses most requests as overloaded, so the client holds some back")
-        error.attempts = attempts
-        return error
 
 
 class UnexpectedAnswer(StokerClientError):
@@ -348,45 +334,18 @@ class NonFiniteOutput(ServiceFailed):
     """The answer holds NaN or infinity, and the server's setting `non_finite` is `error`."""
 
 
-_BY_CODE: dict[str, type[ErrorAnswer]] = {
-    "malformed_body": MalformedBody,
-    "sequence_required": SequenceRequired,
-    "unknown_sequence": UnknownSequence,
-    "unauthorized": Unauthorized,
-    "forbidden": Forbidden,
-    "out_of_scope": OutOfScope,
-    "answer_expired": AnswerExpired,
-    "callback_refused": CallbackRefused,
-    "idempotency_key_reused": IdempotencyKeyReused,
-    "spool_full": SpoolFull,
-    "attempts_used_up": AttemptsUsedUp,
-    "model_too_large": ModelTooLarge,
-    "not_found": NotFound,
-    "unknown_service": UnknownService,
-    "method_not_allowed": MethodNotAllowed,
-    "request_timeout": RequestTimeout,
-    "region_taken": RegionTaken,
-    "body_too_large": BodyTooLarge,
-    "image_too_large": ImageTooLarge,
-    "request_over_quota": RequestOverQuota,
-    "target_too_long": TargetTooLong,
-    "expectation_failed": ExpectationFailed,
-    "not_supported": NotSupported,
-    "scoring_timeout": ScoringTimeout,
-    "unsupported_encoding": UnsupportedEncoding,
-    "invalid_input": InvalidInput,
-    "header_too_large": HeaderTooLarge,
-    "overloaded": Overloaded,
-    "quota_exceeded": QuotaExceeded,
-    "too_many_sequences": TooManySequences,
-    "not_ready": NotReady,
-    "device_lost": DeviceLost,
-    "device_out_of_memory": DeviceOutOfMemory,
-    "deadline_exceeded": DeadlineExceeded,
-    "model_failed": ModelFailed,
-    "output_too_large": OutputTooLarge,
-    "non_finite_output": NonFiniteOutput,
-}
+def _code_of(kind: type[ErrorAnswer]) -> str:
+    """Return the server's code of a class, which is its name: `invalid_input` for `InvalidInput`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def _subclasses(kind: type[ErrorAnswer]) -> Iterator[type[ErrorAnswer]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+_BY_CODE: dict[str, type[ErrorAnswer]] = {_code_of(kind): kind for kind in _subclasses(ErrorAnswer)}
 
 _BY_STATUS: dict[int, type[ErrorAnswer]] = {
     401: Unauthorized,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stoker_client.addresses import Addresses
 from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, holds_arrays
-from stoker_client.attempts import read, sent, speaks_of_load, was_lost, was_overload, was_refused
+from stoker_client.attempts import read, sent, was_lost, was_refused
 from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import Rows, encode_json, refuse_masked
 from stoker_client.errors import (
@@ -28,7 +28,6 @@ from stoker_client.errors import (
     NotFound,
     RequestRefused,
     StokerClientError,
-    Throttled,
     TimedOut,
     Unauthorized,
     Unavailable,
@@ -45,7 +44,6 @@ from stoker_client.tensors import (
     encode_inputs,
     exact_rows,
 )
-from stoker_client.throttle import Throttle
 from stoker_client.urgency import Tier, Urgency
 
 __all__ = ["ServiceCalls"]
@@ -68,7 +66,6 @@ class ServiceCalls:
         retries: How often a call may be sent again after its first attempt.
         credential: The credential of requests.
         urgency: The default urgency of requests.
-        throttle: Decides which requests are not sent; None to send all.
         clock: Monotonic time in seconds.
         jitter: Random numbers in [0, 1).
 
@@ -84,7 +81,6 @@ class ServiceCalls:
         retries: int,
         credential: Credential,
         urgency: Urgency,
-        throttle: Throttle | None,
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
@@ -98,7 +94,6 @@ class ServiceCalls:
         self._retries = retries
         self.credential = credential
         self._urgency = urgency
-        self._throttle = throttle
         self._clock = clock
         self._jitter = jitter
         self._model: ModelTensors | None = None
@@ -315,23 +310,18 @@ class ServiceCalls:
         Sending again is safe because scoring changes nothing on the server; a request of a sequence is not sent again
         if it may have been run. After 429 and 503 the server's Retry-After is the shortest pause, unless there is
         another server to ask. The last error is raised at once if the next attempt would come too late. A refused
-        credential is renewed once, if possible, and the request sent again at once. A throttled request is neither
-        sent nor tried again.
+        credential is renewed once, if possible, and the request sent again at once.
         """
         give_up_at_s = self._clock() + send.timeout_s
         losses = renewals = 0
-        failure: StokerClientError | None = None
         for attempt in count(1):
             yield from self._renew_in_time(credential, give_up_at_s)
-            if self._throttle is not None and send.urgency is not None and self._throttle.refuses():
-                raise Throttled.after(attempt - 1) from failure
             left_s = self._left_s(give_up_at_s)
             bearer = credential.text
             outcome = yield from self._attempt(replace(send, timeout_s=left_s, bearer=bearer), send.timeout_s)
             if isinstance(outcome, Reply):
                 return outcome
-            failure = outcome
-            failure.attempts = attempt
+            outcome.attempts = attempt
             if isinstance(outcome, Unauthorized) and credential.renewable and not renewals:
                 renewals = 1
                 yield Renew(bearer, self._left_s(give_up_at_s))
@@ -416,8 +406,6 @@ class ServiceCalls:
             self._servers.answered(server)
         elif was_refused(outcome):
             self._servers.set_aside(server, outcome.retry_after_s)
-        if self._throttle is not None and send.urgency is not None and speaks_of_load(outcome):
-            self._throttle.answered(accepted=not was_overload(outcome))
         return outcome
 
     def _pause_s(self, attempt: int, failure: StokerClientError) -> float:

@@ -1,4 +1,4 @@
-"""Scores for Spark data frames: the executors send their rows to a server, or run an ONNX file themselves."""
+"""Scores for Spark data frames: the executors send their rows to a server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,28 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["scored"]
 
-_Opened = Callable[[], AbstractContextManager[Callable[[Any], "Answer"]]]
-"""Gives a task what scores rows."""
 _AHEAD: Final = 2
 """Arrow batches of a task that are scored while Spark takes the rows before them and brings those behind them."""
 _REQUEST_BYTES: Final = 1 << 20
 _REQUEST_ROWS: Final = 1024
 """A server refuses rows that it has no room for, and tasks that were refused pause."""
-_DTYPES: Final = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
-    "tensor(string)": np.object_,
-}
 
 
 def scored(
     frame: Any,
-    uri: str | Sequence[str] | Path,
+    uri: str | Sequence[str],
     key: str | None,
     columns: str | Sequence[str],
     outputs: str = "score double",
@@ -62,8 +48,7 @@ def scored(
 
     Args:
         frame: A `pyspark.sql.DataFrame`.
-        uri: The scoring URI, or those of several servers, as for `Client`. Or the path of an ONNX file with one
-            input, for executors that cannot reach a server: Spark sends the file to them, and they need onnxruntime.
+        uri: The scoring URI, or those of several servers, as for `Client`.
         key: The service's key; None for the variable STOKER_KEY of this process, or else no key.
         columns: The column whose value is a row, such as an array of numbers; or a list of columns whose values
             together are a row.
@@ -82,18 +67,12 @@ def scored(
     check_concurrency(concurrency)
     named = [columns] if isinstance(columns, str) else list(columns)
     schema, types = _schemas(frame, named, outputs)
-    if isinstance(uri, Path) or (isinstance(uri, str) and uri.endswith(".onnx") and "://" not in uri):
-        if key is not None or options:
-            raise ValueError("the executors run the ONNX file themselves: a key and options are for a server")
-        content = frame.sparkSession.sparkContext.broadcast(Path(uri).read_bytes())
-        opened: _Opened = partial(_run_file, content, batch_rows)
-    else:
-        if key is None and "token_provider" not in options:
-            key = os.environ.get(KEY_VARIABLE)
-        # A wrong argument is refused here, before each executor refuses it four times.
-        Client(uri, key, **options).close()
-        opened = partial(_ask_server, partial(Client, uri, key, **options), batch_rows, concurrency)
-    score = partial(_scored_batches, opened, named, types, isinstance(columns, str))
+    if key is None and "token_provider" not in options:
+        key = os.environ.get(KEY_VARIABLE)
+    # A wrong argument is refused here, before each executor refuses it four times.
+    Client(uri, key, **options).close()
+    connect = partial(Client, uri, key, **options)
+    score = partial(_scored_batches, connect, named, types, isinstance(columns, str), batch_rows, concurrency)
     return frame.mapInArrow(score, schema)
 
 
@@ -109,23 +88,6 @@ def _schemas(frame: Any, columns: list[str], outputs: str) -> tuple[Any, Any]:
     return type(frame.schema)([*frame.schema.fields, *added.fields]), to_arrow_schema(added)
 
 
-@contextmanager
-def _run_file(content: Any, batch_rows: int | None) -> Iterator[Callable[[Any], Answer]]:
-    """Yield what runs an ONNX file, a broadcast variable, on rows."""
-    yield lambda rows: _run(content.value, rows, batch_rows)
-
-
-@contextmanager
-def _ask_server(
-    connected: Callable[[], Client], batch_rows: int | None, concurrency: int
-) -> Iterator[Callable[[Any], Answer]]:
-    """Yield what asks a server for the scores of rows."""
-    with connected() as client:
-        yield lambda rows: client.score_many(
-            rows, batch_rows=batch_rows or _rows_of_request(rows), concurrency=concurrency
-        )
-
-
 def _rows_of_request(rows: Any) -> int:
     """Return how many of some rows go into a request, so that all requests are of one size."""
     row_bytes = rows.nbytes // len(rows) if isinstance(rows, np.ndarray) else 0
@@ -134,18 +96,30 @@ def _rows_of_request(rows: Any) -> int:
 
 
 def _scored_batches(
-    opened: _Opened, columns: list[str], outputs: Any, is_whole: bool, batches: Iterator[Any]
+    connect: Callable[[], Client],
+    columns: list[str],
+    outputs: Any,
+    is_whole: bool,
+    batch_rows: int | None,
+    concurrency: int,
+    batches: Iterator[Any],
 ) -> Iterator[Any]:
     """Yield Arrow's record batches with the answers to their rows, in their order.
 
     Args:
-        opened: Gives what scores rows.
+        connect: Makes the client of a task.
         outputs: The `pyarrow.Schema` of the answers.
         is_whole: Whether the value of the only column is a row.
     """
     under_way: deque[tuple[Any, Future[Answer]]] = deque()
     # A task that ends early, as for a limit, waits for what is in flight, and for no more.
-    with opened() as ask, ThreadPoolExecutor(_AHEAD) as pool:
+    with connect() as client, ThreadPoolExecutor(_AHEAD) as pool:
+
+        def ask(rows: Any) -> Answer:
+            return client.score_many(
+                rows, batch_rows=batch_rows or _rows_of_request(rows), concurrency=concurrency
+            )
+
         for batch in batches:
             # Spark may pass batches without rows.
             if not batch.num_rows:
@@ -207,34 +181,3 @@ def _column(values: Any, kind: Any) -> Any:
         size, rows = values.shape[axis], math.prod(values.shape[:axis])
         column = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * size, column)
     return column.cast(kind)
-
-
-def _run(content: bytes, rows: Any, batch_rows: int | None) -> Answer:
-    """Run an ONNX file on rows, as a server does."""
-    session = _session(content)
-    (taken,) = session.get_inputs()
-    array: np.ndarray = np.asarray(rows).astype(_DTYPES[taken.type])
-    batch_rows = batch_rows or _rows_of_request(array)
-    parts = [
-        session.run(None, {taken.name: array[start : start + batch_rows]})
-        for start in range(0, len(array), batch_rows)
-    ]
-    answers = [np.concatenate(part) for part in zip(*parts, strict=True)]
-    names = [output.name for output in session.get_outputs()]
-    return answers[0] if len(names) == 1 else dict(zip(names, answers, strict=True))
-
-
-@cache
-def _session(content: bytes) -> Any:
-    """Load an ONNX file once in each Python worker, which Spark keeps for further tasks."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    # Spark has a task for each core.
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    if len(session.get_inputs()) != 1 or session.get_inputs()[0].type not in _DTYPES:
-        raise ValueError(
-            "scored runs ONNX files with one input of numbers or strings; stoker.offline.spark takes any model"
-        )
-    return session

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+import orjson
+from fastapi import FastAPI, Request
 from fastapi.responses import ORJSONResponse
-from pydantic import BaseModel
 
 MODEL_PATH, MAX_BATCH = os.environ["MODEL_PATH"], int(os.environ["MAX_BATCH"])
 THREADS = len(os.sched_getaffinity(0))
@@ -64,15 +64,10 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan, default_response_class=ORJSONResponse)
 
 
-class Request(BaseModel):
-    """OpenAI's request, with one text."""
-
-    input: str
-
-
 @app.post("/v1/embeddings")
 async def embeddings(request: Request) -> ORJSONResponse:
-    """Answer the embedding of the text."""
+    """Answer OpenAI's request with one text."""
+    text = orjson.loads(await request.body())["input"]
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    await waiting.put((request.input, answered))
+    await waiting.put((text, answered))
     return ORJSONResponse({"data": [{"embedding": (await answered).tolist()}]})

@@ -12,47 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import WordPiece
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-SYLLABLES = [
-    "ka",
-    "ro",
-    "mi",
-    "ten",
-    "sha",
-    "lo",
-    "ven",
-    "dri",
-    "pu",
-    "sol",
-    "gar",
-    "ni",
-    "be",
-    "tor",
-    "wes",
-    "ul",
-]
+SYLLABLES = [consonant + vowel for consonant in "kmnrstvdlp" for vowel in "aeiou"]
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
 TEXTS, CHECKED = 512, 64
-
-
-class Encoder(torch.nn.Module):
-    """The encoder with the inputs and the output that exporters give it."""
-
-    def __init__(self, bert: BertModel) -> None:
-        super().__init__()
-        self.bert = bert.eval()
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the vector of each token."""
-        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self.bert(input_ids, **given).last_hidden_state
 
 
 def main(folder: Path) -> None:
@@ -69,36 +36,35 @@ def main(folder: Path) -> None:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=512, model_input_names=INPUTS, **named
     )
-    fast.save_pretrained(folder / "encoder")
+    fast.save_pretrained(folder)
     torch.manual_seed(7)
     # The sizes of BERT-mini, with greater weights: those of a fresh model hardly tell texts apart.
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
     config = BertConfig(vocab_size=tokenizer.get_vocab_size(), initializer_range=0.1, **sizes)
-    bert = BertModel(config, add_pooling_layer=False)
-    bert.save_pretrained(folder / "encoder")
-    transformer = Transformer(str(folder / "encoder"))
-    transformer.max_seq_length = 512
-    model = SentenceTransformer(modules=[transformer, Pooling(256, "mean"), Normalize()], device="cpu")
-    model.save_pretrained(str(folder))
-    # In the form that earlier versions of the library read too, as Infinity's.
-    steps = ((0, "", "Transformer"), (1, "1_Pooling", "Pooling"), (2, "2_Normalize", "Normalize"))
-    listed = [
-        {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for idx, path, kind in steps
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    pooling = {"word_embedding_dimension": 256, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    bert = BertModel(config, add_pooling_layer=False).eval()
+    bert.save_pretrained(folder)
+    # In a form that earlier versions of the libraries read too, as Infinity's.
+    steps = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    files = {
+        "modules.json": [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (kind, path) in enumerate(steps.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": 256, "pooling_mode_mean_tokens": True},
+        "2_Normalize/config.json": {},
+        "sentence_bert_config.json": {"max_seq_length": 512, "do_lower_case": False},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
     tokenizing = folder / "tokenizer_config.json"
     tokenizing.write_text(tokenizing.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
-    limits = {"max_seq_length": 512, "do_lower_case": False}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(limits))
-    (folder / "onnx").mkdir(exist_ok=True)
+    (folder / "onnx").mkdir()
     # Tensors of their own: of one that is given twice, the exporter makes one input.
     examples = tuple(torch.ones(2, 7, dtype=torch.long) for _ in INPUTS)
     free = {0: torch.export.Dim("rows", min=1, max=4096), 1: torch.export.Dim("tokens", min=2, max=512)}
     torch.onnx.export(
-        Encoder(bert).eval(), examples, folder / "onnx" / "model.onnx", input_names=INPUTS,
+        bert, examples, folder / "onnx" / "model.onnx", input_names=INPUTS,
         output_names=["last_hidden_state"], dynamic_shapes=dict.fromkeys(INPUTS, free), external_data=False,
     )  # fmt: skip
     lengths = np.random.default_rng(7).lognormal(np.log(85), 0.75, 4 * TEXTS)
@@ -107,6 +73,7 @@ def main(folder: Path) -> None:
         for tokens in lengths[(lengths >= 16) & (lengths < 512)][:TEXTS]
     ]
     (folder / "texts.json").write_text(json.dumps(texts))
+    model = SentenceTransformer(str(folder), device="cpu")
     np.save(folder / "expected.npy", model.encode(texts[:CHECKED], batch_size=1))
 
 

@@ -21,7 +21,6 @@ from stoker.errors import OperatorError
 from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import Launch, RunningServer, ended_by_sigterm, stoker_launch
 from stoker_bench.networks.onnx_graphs import seeded_mlp
-from stoker_bench.users import SHAPES
 
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STOP_TIMEOUT_S = 60
@@ -36,17 +35,13 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--uri", help="scoring URI of a running server (default: start one)")
     parser.add_argument("--key", default=os.environ.get("STOKER_PRIMARY_KEY"), help="its bearer key")
     parser.add_argument("--model", type=Path, help="ONNX file to serve, or the one served at --uri")
-    parser.add_argument("--users", type=count, default=32, help="users at the peak (default: 32)")
-    parser.add_argument("--seconds", type=count, default=20, help="length of the test (default: 20)")
     parser.add_argument(
-        "--shape", choices=SHAPES, default="ramp", help="how the users come and go (default: ramp)"
+        "--users", type=count, default=32, help="users, who come during the first half (default: 32)"
     )
+    parser.add_argument("--seconds", type=count, default=20, help="length of the test (default: 20)")
     parser.add_argument("--rows", type=count, default=1, help="rows a request (default: 1)")
     parser.add_argument(
-        "--texts", type=Path, help="send the texts in this file, one a line, in place of digits"
-    )
-    parser.add_argument(
-        "--mnist-dir", type=Path, help="MNIST's IDX files (default: digits drawn by a program)"
+        "--texts", type=Path, help="send the texts in this file, one a line, in place of rows"
     )
     return parser
 
@@ -99,11 +94,11 @@ def locust_command(args: argparse.Namespace, uri: str, model: Path | None) -> li
     """Return locust's command line; with a model, the users check each class."""
     parts = urlsplit(uri)
     command = [sys.executable, "-m", "locust", "--locustfile", str(LOCUSTFILE), "--headless"]
-    command += ["--only-summary", "--loglevel", "WARNING", "--load-shape", args.shape]
+    command += ["--only-summary", "--loglevel", "WARNING"]
     command += ["--host", f"{parts.scheme}://{parts.netloc}", "--score-path", parts.path or "/score"]
-    command += ["--users", str(args.users), "--run-time", f"{args.seconds}s"]
+    command += ["--users", str(args.users), "--spawn-rate", str(2 * args.users / args.seconds)]
+    command += ["--run-time", f"{args.seconds}s"]
     command += ["--rows-per-request", str(args.rows)]
-    command += ["--mnist-dir", str(args.mnist_dir)] if args.mnist_dir else []
     if args.texts:
         return [*command, "--texts", str(args.texts)]
     return [*command, "--served-model", str(model)] if model else command

@@ -1,54 +1,48 @@
-"""The users of load tests: the digits that they send, how many they are, and how they read answers."""
+"""The bodies that users of load tests send, and how they check the answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
-from stoker.system.extras import how_to_install
+from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
+from stoker_bench.networks.onnx_graphs import WIDTHS
+from stoker_bench.networks.served_model import given_model
 
-DRAWN_ROWS: Final = 2_000
+BODIES: Final = 500
 TEXT_TOLERANCE: Final = 1e-4
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Images and their labels.
+class RowExam:
+    """Random rows as request bodies; each answer has to hold one class a row.
 
-    Attributes:
-        rows: float32 [n, 784] in 0..1, white on black, row by row.
-        labels: int64 [n], 0..9.
+    Args:
+        model: The ONNX file being served, if it is known: then each class has to be the runtime's own.
     """
 
-    rows: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    source: str
+    def __init__(self, model: Path | None, rows_per_request: int) -> None:
+        served = given_model(model) if model else None
+        self.source = "random rows"
+        self._rows_per_request = rows_per_request
+        rows = random_rows(BODIES * rows_per_request, served.row_shape if served else (WIDTHS[0],))
+        parts = rows.reshape(BODIES, rows_per_request, *rows.shape[1:])
+        self.bodies = [DATA_LISTS.encode(part) for part in parts]
+        self._expected = [served.outputs(part).argmax(axis=1) for part in parts] if served else None
 
-
-def read_digits(mnist_folder: Path | None) -> Digits:
-    """Read MNIST's test images (t10k-*, gzip or raw) from a folder, or draw digits without one.
-
-    Raises:
-        OperatorError: If the folder lacks a file, or the training module is not installed.
-    """
-    if find_spec("stoker_training") is None:
-        raise OperatorError(f"the users' digits are read by stoker-training; {how_to_install('training')}")
-    if mnist_folder is None:
-        from stoker_training.drawn_digits import draw_digits
-
-        return Digits(*draw_digits(DRAWN_ROWS, seed=2), "digits drawn by a program (not MNIST)")
-    from stoker_training.digits import read_mnist_part
-
-    images, labels = read_mnist_part(mnist_folder, "t10k")
-    rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
-    return Digits(rows, labels.astype(np.int64), "MNIST's test images")
+    def complaint(self, number: int, body: bytes) -> str | None:
+        """Check the answer to a body; None if it is right."""
+        try:
+            classes = classes_in_answer(orjson.loads(body), self._rows_per_request)
+        except ValueError as error:
+            return f"no classes: {error}"
+        if self._expected is not None and (classes != self._expected[number]).any():
+            return "not the class that the runtime gives offline"
+        return None
 
 
 class TextExam:
@@ -90,48 +84,3 @@ def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
         return values.astype(np.int64)
     classes: NDArray[np.int64] = values.reshape(rows, -1).argmax(axis=1)
     return classes
-
-
-def stage_times_ms(header: str) -> dict[str, float]:
-    """Return milliseconds by stage from a value such as `parse;dur=0.12, compute;dur=1.5`.
-
-    Entries without a readable duration are left out.
-    """
-    times = {}
-    for entry in header.split(","):
-        name, *parameters = (part.strip() for part in entry.split(";"))
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key.strip().lower() == "dur":
-                try:
-                    times[name] = float(value.strip().strip('"'))
-                except ValueError:
-                    continue
-    return times
-
-
-Shape = Literal["steady", "ramp", "spike"]
-SHAPES: tuple[Shape, ...] = get_args(Shape)
-
-RAMP_STEPS = 10
-SPIKE_BASE = 0.1
-SPIKE_BEGIN, SPIKE_END = 1 / 3, 2 / 3
-
-
-def users_at(shape: Shape, elapsed_s: float, duration_s: float, peak_users: int) -> int | None:
-    """Return the number of users after `elapsed_s` seconds, None once the test is over.
-
-    steady: all users from the start. ramp: ten equal steps up to all users. spike: a tenth of the users, all of
-    them during the middle third, then a tenth again, to see how the server recovers.
-    """
-    if elapsed_s >= duration_s:
-        return None
-    progress = elapsed_s / duration_s
-    match shape:
-        case "steady":
-            users = float(peak_users)
-        case "ramp":
-            users = peak_users * (int(progress * RAMP_STEPS) + 1) / RAMP_STEPS
-        case "spike":
-            users = float(peak_users) if SPIKE_BEGIN <= progress < SPIKE_END else peak_users * SPIKE_BASE
-    return max(1, round(users))

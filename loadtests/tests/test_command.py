@@ -38,8 +38,6 @@ def run_options(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(bench_module, "run_bench", pretend("model"))
     monkeypatch.setattr(script_bench, "run_script_bench", pretend("scripts"))
     monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend("protocols"))
-    monkeypatch.setattr(protocol_bench, "run_image_bench", pretend("images"))
-    monkeypatch.setattr(protocol_bench, "run_token_bench", pretend("tokens"))
     monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
     return options
 
@@ -50,11 +48,11 @@ def test_defaults_are_those_of_the_options(run_options: list[object]) -> None:
     assert run_options == [("model", BenchOptions())]
 
 
-def test_the_bench_of_images_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bench_of_grpc_needs_hpack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started it says so, and how to install it."""
-    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "PIL" else name)
-    with pytest.raises(InvalidSettings, match=r"--images needs packages that are missing here; .*pillow"):
-        bench.run(parsed("--images"))
+    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "hpack" else name)
+    with pytest.raises(InvalidSettings, match=r"--grpc needs packages that are missing here; .*hpack"):
+        bench.run(parsed("--grpc"))
 
 
 def test_arguments_reach_the_bench(run_options: list[object], tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_arguments_reach_the_bench(run_options: list[object], tmp_path: Path) ->
     assert run_options == [("model", options)]
 
 
-@pytest.mark.parametrize("name", ["scripts", "protocols", "images", "tokens"])
+@pytest.mark.parametrize("name", ["scripts", "protocols"])
 def test_an_option_chooses_the_bench(run_options: list[object], name: str) -> None:
     """Nothing else is needed."""
     bench.run(parsed(f"--{name}"))
@@ -111,7 +109,7 @@ def test_arguments_reach_the_other_benches(run_options: list[object]) -> None:
     [
         (["--scripts", "--rows", "2"], "--rows does not go with --scripts"),
         (["--protocols", "--no-baselines"], "--no-baselines does not go with --protocols"),
-        (["--tokens", "--rows", "2"], "--rows does not go with --tokens"),
+        (["--grpc", "--rows", "2"], "--rows does not go with --grpc"),
         (["--protocols", "--run", "outputs"], "--run does not go with --protocols"),
         (["--script", "score.py"], "--script goes with --scripts alone"),
     ],

@@ -1,58 +1,14 @@
-"""The users of load tests: shapes, stages and digits."""
+"""The users of load tests: their bodies, and how they check answers."""
 
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 
 from stoker.errors import OperatorError
-from stoker_bench import users
-from stoker_bench.users import (
-    SHAPES,
-    Shape,
-    TextExam,
-    classes_in_answer,
-    read_digits,
-    stage_times_ms,
-    users_at,
-)
-
-
-def test_ramp_rises_in_equal_steps_to_the_peak() -> None:
-    """A ramp of 100 s has ten steps of 10 s; the last one has all users."""
-    users = [users_at("ramp", elapsed_s, 100, 50) for elapsed_s in range(0, 100, 10)]
-    assert users == [5, 10, 15, 20, 25, 30, 35, 40, 45, 50]
-
-
-def test_spike_is_the_middle_third() -> None:
-    """A tenth of the users, then all, then a tenth again."""
-    assert [users_at("spike", elapsed_s, 90, 50) for elapsed_s in (0, 29, 30, 59, 60, 89)] == [
-        5,
-        5,
-        50,
-        50,
-        5,
-        5,
-    ]
-
-
-def test_steady_has_all_users_at_once() -> None:
-    """From the first second to the last."""
-    assert {users_at("steady", elapsed_s, 60, 7) for elapsed_s in (0, 30, 59.9)} == {7}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_ends_and_never_starves(shape: Shape) -> None:
-    """No shape goes on after its time, and one user is the least."""
-    assert users_at(shape, 60, 60, 32) is None
-    assert users_at(shape, 0, 60, 1) == 1
-
-
-def test_stages_are_read_from_server_timing() -> None:
-    """Durations are milliseconds by name; descriptions and unreadable durations are passed over."""
-    header = 'parse;dur=0.125, queue;desc="in line";dur=1.5,compute; dur="2", cache, bad;dur=x'
-    assert stage_times_ms(header) == {"parse": 0.125, "queue": 1.5, "compute": 2.0}
-    assert stage_times_ms("") == {}
+from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.users import RowExam, TextExam, classes_in_answer
 
 
 @pytest.mark.parametrize(
@@ -71,27 +27,20 @@ def test_other_answers_hold_no_classes(answer: object) -> None:
         classes_in_answer(answer, 2)
 
 
-def test_drawn_digits_look_like_mnist_rows(monkeypatch) -> None:
-    """Without MNIST, users send rows of 784 values in 0..1, named as drawn."""
-    monkeypatch.setattr(users, "DRAWN_ROWS", 50)
-    drawn = read_digits(None)
-    assert drawn.rows.shape == (len(drawn.labels), 784) == (50, 784)
-    assert drawn.rows.dtype == np.float32
-    assert 0 <= drawn.rows.min() < 0.9 < drawn.rows.max() <= 1
-    assert "not MNIST" in drawn.source
-
-
-def test_folder_without_mnist_is_refused(tmp_path) -> None:
-    """A chosen folder is never replaced by other digits."""
-    with pytest.raises(OperatorError, match="t10k-images"):
-        read_digits(tmp_path)
-
-
-def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> None:
-    """Their reader belongs to another distribution; the sentence says how to install it."""
-    monkeypatch.setattr(users, "find_spec", lambda _: None)
-    with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
-        read_digits(None)
+def test_classes_of_rows_must_be_those_of_the_runtime(tmp_path: Path) -> None:
+    """With the served model each class is compared; without one, any class will do."""
+    mlp, file = seeded_mlp(), tmp_path / "mlp.onnx"
+    mlp.save(file)
+    exam = RowExam(file, 2)
+    rows = np.array(orjson.loads(exam.bodies[3])["data"], np.float32)
+    classes = mlp.logits(rows).argmax(axis=1).tolist()
+    others = orjson.dumps([(one + 1) % 10 for one in classes])
+    assert rows.shape == (2, 784)
+    assert exam.complaint(3, orjson.dumps(classes)) is None
+    assert exam.complaint(3, others) == "not the class that the runtime gives offline"
+    assert RowExam(None, 2).complaint(3, others) is None
+    with pytest.raises(OperatorError, match="there is no model file"):
+        RowExam(tmp_path / "missing.onnx", 1)
 
 
 def test_texts_must_have_the_same_answer_every_time(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from stoker_training.exports import Agreement
     from stoker_training.fitting import Fit
-    from stoker_training.frameworks import Gpu
     from stoker_training.workers import Workers
 
 ENTRY_SCRIPT = Path(__file__).parent / "mnist" / "score.py"
@@ -137,7 +135,7 @@ def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:
 
 
 def _metrics(
-    spec: TrainingSpec, digits: Digits, gpus: list[Gpu], fit: Fit, agreed: Agreement
+    spec: TrainingSpec, digits: Digits, gpus: list[str], fit: Fit, agreed: Agreement
 ) -> dict[str, Any]:
     """Return the facts of a run folder; accuracy and loss are those of the written SavedModel."""
     predicted = agreed.logits.argmax(axis=1)
@@ -165,7 +163,7 @@ def _metrics(
             "tf1_checkpoint_classes_differ": agreed.checkpoint.classes_differ,
         },
         "durations_s": {"fit": round(fit.fit_s, 3)},
-        "devices": [asdict(gpu) for gpu in gpus] or ["CPU"],
+        "devices": gpus or ["CPU"],
         "versions": library_versions(),
     }
 

@@ -45,8 +45,6 @@ SOURCES: Final = (
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
-FOLDERS: Final = (*SOURCES, "azure-ml", "models", "loadtests")
-"""The folders whose packages the pages name: what pages call `stoker.x.y`, and files below `server/stoker`."""
 COMMANDS: Final = "reference/commands.md"
 """The page of the commands, which is made of their parsers."""
 SETTINGS: Final = "reference/settings.md"
@@ -82,56 +80,6 @@ def linked_files() -> set[Path]:
                 raise SystemExit(f"{page} leads to {link}, which is no file")
             files.add(target.resolve().relative_to(ROOT))
     return files
-
-
-_FILE: Final = re.compile(
-    r"`([a-z][\w/.-]*/[\w.-]+\.py|(?:server|clients|runs/stoker_runs|runs/agent|azure-ml|models|loadtests|tests|deploy)/[a-z][\w/.-]*)`"
-)
-_MODULE: Final = re.compile(r"`((?:stoker|stoker_[a-z]+)(?:\.\w+)+)`")
-
-
-def stale_names() -> Iterator[str]:
-    """Yield a line for each file, folder, module or member of one that pages name and the sources lack."""
-    roots = dict.fromkeys(Path(folder).parts[0] for folder in FOLDERS)
-    texts = [path.read_text(encoding="utf-8") for root in roots for path in (ROOT / root).rglob("*.py")]
-    for page in pages():
-        if page.name == "CHANGELOG.md":
-            # It names files of earlier times.
-            continue
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for name in dict.fromkeys(_FILE.findall(text)):
-            places = (
-                ROOT,
-                (ROOT / page).parent,
-                ROOT / "server/stoker",
-                *(ROOT / folder for folder in FOLDERS),
-            )
-            if not any((place / name).exists() for place in places):
-                yield f"{page} names {name}, which is not there"
-        for name in dict.fromkeys(_MODULE.findall(text)):
-            # Spans, loggers and groups of entry points have such names too.
-            if not _is_in_module(name) and not any(
-                f"{quote}{name}" in source for quote in "\"'" for source in texts
-            ):
-                yield f"{page} names {name}, which is not there"
-
-
-def _is_in_module(name: str) -> bool:
-    """Whether a dotted name is a module, or the beginning of it is one that has a word for the rest."""
-    for folder in FOLDERS:
-        at, parts = ROOT / folder, name.split(".")
-        while parts and (at / parts[0]).is_dir():
-            at /= parts.pop(0)
-        if at == ROOT / folder:
-            continue
-        file = at / "__init__.py"
-        if parts and (at / f"{parts[0]}.py").is_file():
-            file = at / f"{parts.pop(0)}.py"
-        if not parts:
-            return True
-        if file.is_file() and re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")):
-            return True
-    return False
 
 
 def navigation() -> list[dict[str, Any]]:
@@ -342,8 +290,6 @@ def main() -> None:
     parser.add_argument("stage", type=Path, help="a folder for what the site is made of; what is there goes")
     parser.add_argument("site", type=Path, help="where the site is put; what is there goes")
     arguments = parser.parse_args()
-    if stale := list(stale_names()):
-        raise SystemExit("\n".join(stale))
     configuration = lay(arguments.stage)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", configuration.name]
     if subprocess.run(command, cwd=arguments.stage, check=False).returncode:

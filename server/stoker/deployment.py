@@ -168,7 +168,7 @@ class Deployment:
         on_demand: Whether it is loaded when it is asked for, and may be unloaded to make room for others.
         devices: The device setting of each replica: `auto`, `cpu`, `cuda:N` or a UUID.
         shortfall: Why there are fewer replicas than were asked for; empty if there are not.
-        threads: Threads that each replica may use for one operation on the CPU.
+        threads: The most threads that each replica uses for one operation on the CPU.
         environment: The file with the packages that it requires; None without one.
         environment_lines: What the operator should know of its packages, once they are prepared.
         signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
@@ -25,13 +24,10 @@ def plan(namespace: str) -> list[str]:
 
 
 def test_a_service_is_applied_looked_after_and_deleted(
-    plan: list[str], namespace: str, control_plane: ControlPlane, capsys: pytest.CaptureFixture[str]
+    plan: list[str], namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each step prints its effect: from nothing to a service that can score, its logs, and nothing again."""
-    control_plane.nodes.behaviours["stoker:1"] = Behaviour(log="one\ntwo\n")
+    """Each step prints its effect: from nothing to a service that can score, and nothing again."""
     place = ["--namespace", namespace]
-    assert main(["kubernetes", "diff", *plan]) == 1
-    assert "+kind: Deployment\n" in capsys.readouterr().out
     assert main(["kubernetes", "apply", *plan, "--replicas", "2"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-3:] == [
@@ -40,16 +36,10 @@ def test_a_service_is_applied_looked_after_and_deleted(
         "created PodDisruptionBudget digits",
     ]
     assert printed.err.splitlines()[-1] == "digits: 2 of 2 pods can score"
-    assert main(["kubernetes", "diff", *plan, "--replicas", "2"]) == 0
-    assert capsys.readouterr().out == ""
-    assert main(["kubernetes", "diff", *plan, "--replicas", "3"]) == 1
-    assert "-  replicas: 2\n+  replicas: 3\n" in capsys.readouterr().out
     assert main(["kubernetes", "status", "digits", *place]) == 0
     status = capsys.readouterr().out.splitlines()
     assert status[0] == "digits is Healthy: 2 of 2 pods can score"
     assert all(re.fullmatch(r"  digits-\S+  can score  gpu-\d  stoker:1", line) for line in status[1:])
-    assert main(["kubernetes", "logs", "digits", *place, "--lines", "1"]) == 0
-    assert re.fullmatch(r"(digits-\S+  two\n){2}", capsys.readouterr().out)
     assert main(["kubernetes", "delete", "digits", *place]) == 0
     assert "deleted Secret digits-keys\n" in capsys.readouterr().out
     assert main(["kubernetes", "status", "digits", *place]) == 1
@@ -96,36 +86,3 @@ def test_ctrl_c_ends_waiting_and_leaves_the_service(
     assert rest.strip() == "digits goes on without being waited for; see stoker kubernetes status digits"
     assert process.returncode == 130
     assert control_plane.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/digits") is not None
-
-
-def test_check_lists_the_cluster(namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It prints the release, GPUs by machine type, missing operators, the namespace's profile and the rights."""
-    assert main(["kubernetes", "check", "--namespace", namespace]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"test is Kubernetes v1\.\d+\.\d+", lines[0])
-    assert "Standard_NC6: 8 nvidia.com/gpu" in lines
-    assert "KEDA (--autoscaler keda): no, it has no ScaledObject" in lines
-    assert "dynamic resource allocation (--dra): yes" in lines
-    assert f"namespace {namespace}: enforces the profile restricted" in lines
-    assert lines[-1] == "the account may do what apply does"
-
-
-def test_check_lists_missing_rights(
-    namespace: str, control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Users see them before `apply` would fail in the middle."""
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    control_plane.create(accounts, {"metadata": {"name": "nobody"}})
-    token = control_plane.create(f"{accounts}/nobody/token", {"spec": {}})["status"]["token"]
-    text = control_plane.kubeconfig.read_text().replace("token: of-the-administrator", f"token: {token}")
-    (tmp_path / "config").write_text(text)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    ended = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "kubernetes", "check", "--namespace", namespace],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = ended.stdout.splitlines()
-    assert "GPUs: the account may not list nodes" in lines
-    assert lines[-1].startswith("the account may not: configmaps patch, services patch, deployments patch")

@@ -13,6 +13,7 @@ from tests.contract.in_process import DOORS, InProcessServer
 from tests.puppets import PuppetRuntime
 
 from stoker.arena import LATER_BATCHES, BoardWriter
+from stoker.metrics import table
 
 _LONG_NS = 3600 * 10**9
 """A load report counts for as long as that, however slow the machine is."""
@@ -67,7 +68,7 @@ def test_a_request_that_would_be_too_late_is_refused_unread(server: InProcessSer
     answer = server.ask("POST", "/score", [*DOORS[door]], b"no JSON")
     assert (answer.status, answer.error_code()) == (503, "overloaded")
     totals = server.memory.totals().model(0)
-    assert totals.refusals()["target", "normal"] >= 1
+    assert totals.words[table.REFUSED.word("target", "normal")] >= 1
 
 
 def test_a_request_of_many_rows_is_refused_when_they_are_known(server: InProcessServer) -> None:

@@ -240,14 +240,6 @@ def array_bodies(draw: st.DrawFn, info: Info) -> tuple[bytes, dict[str, str]]:
     size = int(np.prod(shape)) * dtype.itemsize
     content = draw(st.just(bytes(size)) | st.binary(min_size=size, max_size=size))
     headers = {"accept": "application/x-npy"} if draw(st.booleans()) else {}
-    if draw(st.booleans()):
-        headers["content-type"] = "application/octet-stream"
-        if draw(st.booleans()) or dtype.name != own:
-            headers["x-stoker-dtype"] = draw(st.sampled_from([dtype.name] * 9 + ["object", "", "f4"]))
-        if draw(st.booleans()):
-            sizes = str(draw(mostly(st.just(shape))))
-            headers["x-stoker-shape"] = sizes.strip("[]").replace(" ", "").encode("ascii", "ignore").decode()
-        return draw(damaged(st.just(content))), {name: _visible(value) for name, value in headers.items()}
     headers["content-type"] = "application/x-npy"
     file = io.BytesIO()
     order = draw(st.sampled_from("CF"))
@@ -255,10 +247,6 @@ def array_bodies(draw: st.DrawFn, info: Info) -> tuple[bytes, dict[str, str]]:
     version = draw(st.sampled_from([(1, 0), (2, 0)]))
     np.lib.format.write_array(file, array, version, allow_pickle=False)
     return draw(damaged(st.just(file.getvalue()))), headers
-
-
-def _visible(value: str) -> str:
-    return "".join(letter for letter in value if letter.isprintable())
 
 
 @st.composite

@@ -27,7 +27,7 @@ from stoker.gateway.grpc.tensorflow_serving import ExamplesMessage, PredictMessa
 from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
-from stoker.wire.array_bodies import decode_npy, decode_octets
+from stoker.wire.array_bodies import decode_npy
 from stoker.wire.oip_requests import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.protobuf import field
@@ -156,20 +156,12 @@ def check_scoring(body: bytes) -> None:
 
 
 def check_array(example: tuple[bytes, dict[str, str]]) -> None:
-    body, headers = example
-    dtype, shape = headers.get("x-stoker-dtype"), headers.get("x-stoker-shape")
-
-    def decoded(info: TensorInfo) -> list[np.ndarray | None]:
-        return [
-            attempt(lambda: decode_npy(body, info)),
-            attempt(lambda: decode_octets(body, info, dtype, shape)),
-        ]
-
+    body, _ = example
     for tensors in TENSORS:
         info = tensors.inputs[0]
-        for array in decoded(info):
-            if array is not None:
-                check_arrays({info.name: array}, ModelTensors((info,), (), batched=False))
+        array = attempt(lambda info=info: decode_npy(body, info))
+        if array is not None:
+            check_arrays({info.name: array}, ModelTensors((info,), (), batched=False))
 
 
 def check_inflation(example: tuple[bytes, str]) -> None:

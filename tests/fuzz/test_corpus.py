@@ -140,17 +140,6 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
         "arrays",
         _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }", bytes(7)),
     ),
-    "octets of a shape that overflows": (
-        "arrays",
-        (bytes(8), {"content-type": "application/octet-stream", "x-stoker-shape": "4611686018427387904,4"}),
-    ),
-    "octets of an odd dtype": (
-        "arrays",
-        (
-            bytes(8),
-            {"content-type": "application/octet-stream", "x-stoker-dtype": "V8", "x-stoker-shape": "1"},
-        ),
-    ),
     "messages empty": ("messages", b""),
     "messages of no field": ("messages", b"\x00\x00"),
     "messages with a group": ("messages", b"\x0a\x01m\x3b\x3c"),

@@ -64,7 +64,7 @@ def test_a_server_keeps_to_the_gpu_of_a_uuid(first_gpu: Device, tmp_path: Path) 
     with LiveServer(scratch, script, "--device", first_gpu.uuid) as server:
         answer = server.score([0.0])
         assert json.loads(answer.body) == [first_gpu.uuid, "PCI_BUS_ID", "cuda:0"]
-        found = next(device for device in find_devices().devices if device.uuid == first_gpu.uuid)
+        found = next(one.device for one in find_devices()[1] if one.device.uuid == first_gpu.uuid)
         aliased = f'nv_gpu_memory_total_bytes{{gpu_uuid="{first_gpu.uuid}"}} '
         line = wait_until(
             lambda: next(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collected_records import last_records
 from tests.http.raw_http import rows_body, scoring
-from tests.live_server import LiveServer, run_stoker, wait_until
+from tests.live_server import LiveServer, wait_until
 from tests.tiny_models import BODY_SCRIPT, write_doubler, write_script
-
-from stoker.collecting.record_files import last_records
 
 
 def collected(server: LiveServer, model: str) -> list[dict[str, Any]]:
@@ -78,8 +76,6 @@ def test_requests_and_answers_are_collected_and_kept(deployment: Path, tmp_path:
         output = server.output()
     assert "collect  inputs and outputs of 100 % of the requests, at most 1024 MiB, in " in output
     assert "collect  outputs of 100 % of the requests, at most 16 MiB, in " in output
-    shown = run_stoker("data", "tail", "all", "--lines", "2", "--workspace", server.workspace)
-    assert [json.loads(line) for line in shown.stdout.splitlines()] == records[1:]
 
 
 def test_a_killed_frontend_leaves_its_written_files(tmp_path: Path) -> None:
@@ -148,10 +144,3 @@ def test_a_script_collects_by_itself(tmp_path: Path) -> None:
     assert [row[3] for row in rows["predictions"]] == ["sum", "3", "7", "the last"]
     assert rows["predictions"][1][2] == rows["inputs"][1][2]
     assert "the script has ended" in output
-
-
-def test_data_tail_of_a_model_without_collection_fails(tmp_path: Path) -> None:
-    """`stoker data tail` of a model that was never collected says so, and what was."""
-    shown = run_stoker("data", "tail", "mnist", "--workspace", tmp_path / "workspace")
-    assert shown.returncode == 2
-    assert "nothing was collected of 'mnist'" in shown.stderr

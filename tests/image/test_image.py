@@ -105,7 +105,8 @@ def test_a_workspace_that_cannot_be_written(
 
     refused = start(cpu_image, *SERVED, options=options, models=models, given_keys=False)
     assert refused.wait() == 2
-    (sentence,) = [line for line in refused.logs().splitlines() if not line.startswith("time=")]
+    started, sentence = [line for line in refused.logs().splitlines() if not line.startswith("time=")]
+    assert started == f"Stoker {stoker.__version__} starts."
     assert "cannot be kept in /workspace/keys" in sentence
     assert "choose another workspace" in sentence
 

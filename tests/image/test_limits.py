@@ -58,8 +58,8 @@ def test_one_core_of_a_larger_machine(gpu_image: str, models: Path, start: Calla
     def threads_with(option: str) -> dict[str, int]:
         arguments = ("/models/doubler.onnx", "--device=cpu")
         container = start(gpu_image, *arguments, options=[*RESTRICTED, option], models=models).until_ready()
-        assert re.search(r"device +cpu: .*, 1 cores", container.logs())
-        assert "1 cores" in container.inside("stoker", "doctor")
+        assert re.search(r"device +cpu: .*, 1 core\b", container.logs())
+        assert re.search(r"\b1 core\b", container.inside("stoker", "doctor"))
         return container.threads()
 
     limited = threads_with("--cpus=1")

@@ -1,4 +1,4 @@
-"""`stoker status`, `logs` and `stop`, with real servers."""
+"""`stoker status` and `stop`, with real servers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ def test_a_server_is_shown_and_stopped(serve: Serve, doubler: Path) -> None:
     (first,) = shown()
     assert (first["uri"], first["pid"]) == (f"http://127.0.0.1:{server.port}", server.process.pid)
     assert first["models"] == [{"name": "doubler", "version": "1", "state": "READY"}]
-    assert first["requests_per_s"] == 0
-    assert "stop with Ctrl-C" in run_stoker("logs", *here).stdout
-    assert "stop with Ctrl-C" in run_stoker("logs", "doubler", *here).stdout
     rows = server.workspace.parent / "rows.json"
     rows.write_text("[[1, 2, 3, 4]]")
     scored = run_stoker(

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.cable import Cable, laid_cable
 from tests.live_server import marked_processes, wait_until
-from tests.ray.conftest import Cluster, started_cluster
+from tests.ray.conftest import Cluster, is_living_raylet, started_cluster
 from tests.ray.test_runs import submitted, workspace_with
 
 from stoker.settings.workspace import Workspace
 from stoker_run.json_files import read_json
-from stoker_run.processes import descendants, read_stat
+from stoker_run.processes import descendants
 from stoker_runs.launch.following import wait
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import Status
@@ -76,11 +76,11 @@ def cable() -> Iterator[Cable]:
 
 @pytest.fixture(scope="module")
 def cut_cluster(cable: Cable) -> Iterator[Cluster]:
-    """A head that others reach by the cable, and that believes a node dead after 40 s."""
+    """A head that others reach by the cable, and that believes a node dead after 24 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_health_check_period_ms", "1000")
         patch.setenv("RAY_health_check_timeout_ms", "5000")
-        patch.setenv("RAY_health_check_failure_threshold", "7")
+        patch.setenv("RAY_health_check_failure_threshold", "4")
         with started_cluster(host=cable.here) as cluster:
             yield cluster
 
@@ -144,7 +144,7 @@ def assert_continued(run: RunFolder, workspace: Workspace) -> None:
 def test_an_attempt_goes_on_as_long_as_its_node_does(
     workspace: Workspace, tmp_path: Path, cut_cluster: Cluster, cable: Cable
 ) -> None:
-    """It is cut off for 20 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
+    """It is cut off for 10 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
 
     A run that ends meanwhile has ended well. One that has not is lost when the cable is back: the raylet ends then.
     """
@@ -156,7 +156,7 @@ def test_an_attempt_goes_on_as_long_as_its_node_does(
         wait_for_output(two, "epoch 3")
         with node(cut_cluster, 8):
             cable.pull()
-            time.sleep(20)
+            time.sleep(10)
             cable.plug()
             assert (one.state().status, one.state().attempt) == (Status.RUNNING, 1)
             wait_until(
@@ -195,7 +195,7 @@ def test_a_node_that_is_silent_for_long_is_lost(
             two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **options)
             wait_for_output(two, "saving")
             with node(cut_cluster, 12):
-                stopped = [pid for pid in descendants(hung.pid) if read_stat(pid)[0] != b"raylet"]
+                stopped = [pid for pid in descendants(hung.pid) if not is_living_raylet(pid)]
                 for pid in stopped:
                     os.kill(pid, signal.SIGSTOP)
                 inside = ["nsenter", "--mount", "--target", str(blind.pid)]

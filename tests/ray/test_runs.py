@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -15,13 +14,12 @@ import pytest
 from tests.live_server import marked_processes, wait_until
 from tests.ray.conftest import Cluster, kill_node
 from tests.ray.test_runs_conformance import settings_of
-from tests.targets.test_local_runs import kill_runners
+from tests.targets.test_local_runs import killed_at_moments
 from tests.unit.stoker_training.conftest import tiny_mnist  # noqa: F401  # a fixture
 
 from stoker.settings.workspace import Workspace
 from stoker_run.processes import descendants
 from stoker_runs.launch.following import wait
-from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import Request, submit
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.record import Definition
@@ -153,16 +151,12 @@ def test_a_script_that_ignores_sigterm_is_cancelled(workspace: Workspace, tmp_pa
 
 def test_a_killed_runner_is_adopted(workspace: Workspace, tmp_path: Path) -> None:
     """Killed at twenty moments, of its start and of the script: each run comes to its own end, and runs once."""
-    chance = random.Random(19)
     script = "import sys, time\nopen('outputs/count', 'a').write('x')\ntime.sleep(0.6)\nsys.exit(int(sys.argv[1]))\n"
-    for number in range(20):
-        run = submitted(workspace, script, tmp_path / str(number), arguments=(str(number % 2),))
-        moment_s = time.monotonic() + chance.random() * 2
-        while time.monotonic() < moment_s:
-            time.sleep(0.01)
-        kill_runners(run)
-        if number % 3 == 0:
-            adopt_all(workspace)
+
+    def submit_one(number: int) -> RunFolder:
+        return submitted(workspace, script, tmp_path / str(number), arguments=(str(number % 2),))
+
+    for number, run in killed_at_moments(submit_one, workspace, longest_s=2.0):
         state = wait(run, workspace)
         assert state.status is (Status.FAILED if number % 2 else Status.COMPLETED), (number, state)
         assert (run.outputs / "count").read_text() == "x"

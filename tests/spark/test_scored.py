@@ -1,4 +1,4 @@
-"""`stoker_client.spark.scored` on a cluster of Spark: by a server, and by an ONNX file on the executors."""
+"""`stoker_client.spark.scored` on a cluster of Spark."""
 
 from __future__ import annotations
 
@@ -130,13 +130,6 @@ def test_columns_together_are_a_row(frame: Any, server: LiveServer, answers: np.
     first_rows = frame.where("id < 5000")
     _, values = ids_and_values(scored(first_rows, address, PRIMARY, list("abcd"), "y array<float>"), "y")
     assert values.tobytes() == answers[:5000].astype(np.float32).tobytes()
-
-
-def test_executors_run_a_file(frame: Any, model: Path, answers: np.ndarray) -> None:
-    """They need no server: Spark sends them the file."""
-    ids, values = ids_and_values(scored(frame, model, None, "x", "y array<float>"), "y")
-    assert ids.tolist() == list(range(ROWS))
-    np.testing.assert_allclose(values, answers, rtol=1e-6)
 
 
 def test_a_wrong_key_fails_the_query(frame: Any, server: LiveServer, cluster: SparkCluster) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,35 @@ def kill_runners(folder: RunFolder) -> int:
     return len(found)
 
 
+def killed_at_moments(
+    submit_one: Callable[[int], RunFolder], workspace: Workspace, *, longest_s: float
+) -> Iterator[tuple[int, RunFolder]]:
+    """Submit twenty runs, four at a time, and kill the runner of each at a moment of its own.
+
+    Args:
+        submit_one: Submits the run of a number.
+        workspace: Its workspace; after every third kill all runs there are adopted.
+        longest_s: The latest moment after a submission.
+
+    Yields:
+        Runs with their numbers, which go on by themselves or once they are adopted.
+    """
+    chance = random.Random(19)
+    for first in range(0, 20, 4):
+        runs = []
+        for number in range(first, first + 4):
+            folder = submit_one(number)
+            runs.append((time.monotonic() + chance.random() * longest_s, number, folder))
+        for moment_s, number, folder in sorted(runs, key=lambda run: run[0]):
+            while time.monotonic() < moment_s:
+                time.sleep(0.01)
+            kill_runners(folder)
+            if number % 3 == 0:
+                adopt_all(workspace)
+        for _, number, folder in runs:
+            yield number, folder
+
+
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
@@ -156,16 +186,15 @@ def test_no_metric_is_torn_by_a_kill(project: Project) -> None:
 
 def test_a_killed_runner_is_adopted(project: Project) -> None:
     """Killed at twenty moments, of its start and of the script: each run comes to its own end, and runs once."""
-    chance = random.Random(19)
     script = "import sys, time\nopen('outputs/count', 'a').write('x')\ntime.sleep(0.6)\nsys.exit(int(sys.argv[1]))\n"
-    for number in range(20):
-        folder = project.submit(script, arguments=(str(number % 2),), cores=1)
-        moment_s = time.monotonic() + chance.random() * 1.5
-        while time.monotonic() < moment_s:
-            time.sleep(0.01)
-        kill_runners(folder)
-        if number % 3 == 0:
-            adopt_all(project.workspace)
+
+    project.workspace.targets_dir.mkdir()
+    (project.workspace.targets_dir / "local.yaml").write_text("cores: 4\n")
+
+    def submit_one(number: int) -> RunFolder:
+        return project.submit(script, arguments=(str(number % 2),), cores=1)
+
+    for number, folder in killed_at_moments(submit_one, project.workspace, longest_s=1.5):
         state = wait(folder, project.workspace)
         assert state.status is (Status.FAILED if number % 2 else Status.COMPLETED), (number, state)
         assert (folder.outputs / "count").read_text() == "x"

@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -177,5 +178,18 @@ def test_suite_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """With all that it has started, and it has failed."""
     monkeypatch.setattr(suites, "LIMIT_S", 0.1)
     with (tmp_path / "log").open("w") as log:
-        assert not suites._call(["sh", "-c", "sleep 100; true"], "", log.fileno())
+        assert not suites.run_command(["sh", "-c", "sleep 100; true"], tmp_path, log.fileno()).passed
     assert "it took more than" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_processor_time_of_a_suite_includes_that_of_orphans(tmp_path: Path, status: int) -> None:
+    """A server that outlives its parent counts, and the status of the suite is that of its command."""
+    compute = "import time\nwhile time.process_time() < 0.5: pass"
+    # Its parent ends at once; its id is known until its new parent has waited for it.
+    orphan = f"orphan=$(\"$0\" -c '{compute}' > /dev/null & echo $!)"
+    script = f"{orphan}; while kill -0 $orphan; do sleep 0.01; done; exit {status}"
+    with (tmp_path / "log").open("w") as log:
+        result = suites.run_command(["sh", "-c", script, sys.executable], tmp_path, log.fileno())
+    assert result.passed == (status == 0)
+    assert result.processor_s >= 0.5

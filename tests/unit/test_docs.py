@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from tests.house.source_names import stale_names
 from tests.parsers import commands_of, options_of
 
 import stoker
@@ -141,6 +142,29 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         assert target.is_relative_to(ROOT), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_named_sources_exist() -> None:
+    """Files, folders, modules and their members that pages name are there; the changelog names earlier ones."""
+    pages = [document.relative_to(ROOT) for document in DOCUMENTS if document.name != "CHANGELOG.md"]
+    assert list(stale_names(ROOT, pages)) == []
+
+
+def test_source_name_that_has_gone_is_found(tmp_path: Path) -> None:
+    """Text that only looks like a name is left alone."""
+    there = "`gateway/app.py` `server/stoker` `stoker.gateway.app` `stoker.gateway.app.serve` `stoker.span`"
+    gone = "`gateway/direct.py` `tests/gone` `stoker.gateway.direct` `stoker.gateway.app.start`"
+    (tmp_path / "page.md").write_text(f"{there} {gone} `models/NAME/1` `example.com`\n")
+    (tmp_path / "server/stoker/gateway").mkdir(parents=True)
+    (tmp_path / "server/stoker/gateway/app.py").write_text('def serve(): span("stoker.span")\n')
+    assert [
+        line.split(" names ")[1].partition(",")[0] for line in stale_names(tmp_path, [Path("page.md")])
+    ] == [
+        "gateway/direct.py",
+        "tests/gone",
+        "stoker.gateway.direct",
+        "stoker.gateway.app.start",
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)

@@ -73,24 +73,6 @@ def test_only_drawings_keep_their_lines_on_a_phone(build: ModuleType) -> None:
         assert build.mark_drawings(f"```{fence}\n{text}```\n") == f"```{fence}\n{text}```\n"
 
 
-def test_a_name_that_has_gone_ends_the_build(
-    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files, folders, modules and their members are checked; text that only looks like a name is left alone."""
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    there = "`gateway/app.py` `server/stoker` `stoker.gateway.app` `stoker.gateway.app.serve` `stoker.span`"
-    gone = "`gateway/direct.py` `tests/gone` `stoker.gateway.direct` `stoker.gateway.app.start`"
-    repository(tmp_path, build, "", f"{there} {gone} `models/NAME/1` `example.com`\n")
-    (tmp_path / "server/stoker/gateway").mkdir(parents=True)
-    (tmp_path / "server/stoker/gateway/app.py").write_text('def serve(): span("stoker.span")\n')
-    assert [line.split(" names ")[1].partition(",")[0] for line in build.stale_names()] == [
-        "gateway/direct.py",
-        "tests/gone",
-        "stoker.gateway.direct",
-        "stoker.gateway.app.start",
-    ]
-
-
 def test_a_page_that_the_index_leaves_out_ends_the_build(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

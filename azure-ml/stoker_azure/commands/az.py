@@ -64,7 +64,7 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "online-deployment": {
         "create": "'stoker serve --deployment {file}' serves it; --endpoint ENDPOINT.yml adds keys and traffic",
         "update": "edit the file, and 'stoker reload' has the server read it",
-        "get-logs": "'stoker logs' prints the log of a server",
+        "get-logs": "a server writes its log to standard error",
         "list": "'stoker status' lists the servers that run here",
         "show": "'stoker status' lists the servers that run here",
         "delete": "'stoker stop' stops a server",

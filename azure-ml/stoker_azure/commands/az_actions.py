@@ -241,7 +241,7 @@ def submit_hyperdrive(args: argparse.Namespace) -> int:
     workspace = Workspace.find()
     with ExitStack() as cleanup:
         request = submission.request_of(options, workspace, cleanup)
-        return begin(request, definition, workspace, cleanup, detach=args.detach)
+        return begin(request, definition, workspace, detach=args.detach)
 
 
 def create_job(args: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
 from stoker.settings.names import read_address
+from stoker.settings.yaml_files import read_yaml
 
 _READ: Final = (
     *(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import checked_name, name_from_file
 from stoker.settings.server import ImportedSettings
 from stoker.settings.traffic import Endpoint
+from stoker.settings.yaml_files import read_yaml
 from stoker.system.durable import private_folder
 from stoker_azure.config.inference import check_names, write_conda_file
 from stoker_azure.config.online_fields import (

@@ -10,7 +10,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from stoker.settings.files import SettingsLoader, settings_text
+from stoker.settings.files import settings_text
+from stoker.settings.yaml_files import SettingsLoader
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.unoffered import with_unoffered_names
 

@@ -262,45 +262,22 @@ class AksEndpoint(AksWebservice):
         with raised_as(WebserviceException):
             return Endpoint.of(self._record)
 
-    def create_version(
-        self,
-        version_name: str,
-        models: Sequence[Model] | None = None,
-        inference_config: InferenceConfig | None = None,
-        traffic_percentile: float | None = None,
-        is_default: bool | None = None,
-        is_control_version_type: bool | None = None,
-        **keywords: Any,
-    ) -> None:
+    def create_version(self, version_name: str, *arguments: Any, **keywords: Any) -> None:
         """Add a version; wait until its pods can score, then give it its share of the requests.
 
         Args:
-            traffic_percentile: Share of the requests in percent; the default version gets the rest.
-            is_default: Make this version the default one.
-            is_control_version_type: Compare the others with this version.
-            keywords: Keywords of `AksWebservice.deploy_configuration` that are not of the whole endpoint.
+            arguments: Those of `_version_change`.
 
         Raises:
             WebserviceException: The version exists, or a setting, model or share is not allowed.
         """
         from stoker_azure.sdk.services.endpoint_deploying import create_version
 
-        change = _version_change(
-            models, inference_config, traffic_percentile, is_default, is_control_version_type, keywords
-        )
+        change = _version_change(*arguments, **keywords)
         with raised_as(WebserviceException):
             create_version(self.workspace.local, self.name, version_name, change)
 
-    def update_version(
-        self,
-        version_name: str,
-        models: Sequence[Model] | None = None,
-        inference_config: InferenceConfig | None = None,
-        traffic_percentile: float | None = None,
-        is_default: bool | None = None,
-        is_control_version_type: bool | None = None,
-        **keywords: Any,
-    ) -> None:
+    def update_version(self, version_name: str, *arguments: Any, **keywords: Any) -> None:
         """Change a version: arguments as in `create_version`, None changes nothing. Shares and default change no pod.
 
         Raises:
@@ -308,9 +285,7 @@ class AksEndpoint(AksWebservice):
         """
         from stoker_azure.sdk.services.endpoint_deploying import update_version
 
-        change = _version_change(
-            models, inference_config, traffic_percentile, is_default, is_control_version_type, keywords
-        )
+        change = _version_change(*arguments, **keywords)
         with raised_as(WebserviceException):
             update_version(self.workspace.local, self.name, version_name, change)
 
@@ -365,20 +340,28 @@ class EndpointVersion:
 
 
 def _version_change(
-    models: Sequence[Model] | None,
-    inference_config: InferenceConfig | None,
-    traffic_percentile: float | None,
-    is_default: bool | None,
-    is_control: bool | None,
-    keywords: Mapping[str, Any],
+    models: Sequence[Model] | None = None,
+    inference_config: InferenceConfig | None = None,
+    traffic_percentile: float | None = None,
+    is_default: bool | None = None,
+    is_control_version_type: bool | None = None,
+    **keywords: Any,
 ) -> VersionChange:
+    """Read the arguments of `create_version` and `update_version`.
+
+    Args:
+        traffic_percentile: Share of the requests in percent; the default version gets the rest.
+        is_default: Make this version the default one.
+        is_control_version_type: Compare the others with this version.
+        keywords: Keywords of `AksWebservice.deploy_configuration` that are not of the whole endpoint.
+    """
     return VersionChange(
         keywords={name: value for name, value in keywords.items() if value is not None},
         models=None if models is None else model_ids(models),
         inference=None if inference_config is None else inference_config.to_json(),
         traffic_percentile=traffic_percentile,
         is_default=bool(is_default),
-        is_control=bool(is_control),
+        is_control=bool(is_control_version_type),
     )
 
 

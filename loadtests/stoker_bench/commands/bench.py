@@ -53,18 +53,6 @@ _BENCHES: Final = {
         (*_COMMON, "model", "against"),
         ("hpack", "grpc"),
     ),
-    "images": _Bench(
-        "bench JPEGs of 224 × 224 pixels instead, beside one process that decodes and runs them",
-        "benches.protocol_bench:run_image_bench",
-        (*_COMMON, "against"),
-        ("PIL", "images"),
-    ),
-    "tokens": _Bench(
-        "bench token ids and their mask as JSON instead, to a model of free sizes, beside one process that "
-        "parses and runs them",
-        "benches.protocol_bench:run_token_bench",
-        (*_COMMON, "against"),
-    ),
 }
 _USUAL: Final = _Bench(
     "", "benches.bench:run_bench", (*_COMMON, "uri", "model", "rows", "baselines", "against")
@@ -105,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         nargs="+",
         metavar="N",
-        help="connections, one case each with one row a request (default: 64 48 1; 16 with --images, "
-        "64 1 with --tokens and --grpc, else 64)",
+        help="connections, one case each with one row a request (default: 64 48 1; 64 1 with --grpc, "
+        "else 64)",
     )
     parser.add_argument(
         "--rows",
@@ -133,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PYTHON",
         help="the Python of another environment, such as that of an earlier version's clone: its Stoker takes turns "
-        "with this one; also with --grpc, --images and --tokens",
+        "with this one; also with --grpc",
     )
     parser.add_argument(
         "--run",

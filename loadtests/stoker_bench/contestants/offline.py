@@ -7,14 +7,13 @@ number per line, and answers each with a line of JSON; so it can take turns with
 from __future__ import annotations
 
 import argparse
-import io
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Literal, Self, cast
+from typing import IO, Any, Self, cast
 
 import numpy as np
 import orjson
@@ -27,13 +26,6 @@ RUNTIME = "ONNX Runtime"
 NAME_PREFIX = f"pysimdjson + {RUNTIME}"
 STOP_TIMEOUT_S = 5.0
 
-Bodies = Literal["rows", "images", "tokens"]
-_READERS: Final[dict[Bodies, str]] = {
-    "rows": NAME_PREFIX,
-    "images": f"Pillow + {RUNTIME}",
-    "tokens": f"orjson + {RUNTIME}",
-}
-
 
 class OfflineRuntime:
     """The offline loop in a process of its own, as a contestant; a context manager that ends the process.
@@ -42,16 +34,14 @@ class OfflineRuntime:
         model: An ONNX file with one float32 input.
         threads: Intra-op threads of ONNX Runtime; 0 for its default, one per core.
         work: The repeated work: a file with a body to read and run, or a number of rows to run from memory.
-        bodies: The content of a body.
     """
 
-    def __init__(self, model: Path, threads: int, work: Path | int, bodies: Bodies = "rows") -> None:
+    def __init__(self, model: Path, threads: int, work: Path | int) -> None:
         rows_alone = isinstance(work, int)
-        parts = RUNTIME if rows_alone else _READERS[bodies]
+        parts = RUNTIME if rows_alone else NAME_PREFIX
         self.name = f"{parts}, {'1 thread' if threads == 1 else 'default threads'}"
         self._command = [sys.executable, "-m", "stoker_bench.contestants.offline", str(model)]
         self._command += ["--rows" if rows_alone else "--body", str(work), "--threads", str(threads)]
-        self._command += ["--bodies", bodies]
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -128,29 +118,6 @@ def _row_work(session: Any, body: bytes) -> Callable[[], object]:
     return score
 
 
-def _image_work(session: Any, body: bytes) -> Callable[[], object]:
-    """Return a function that decodes an image and runs it, channels first."""
-    from PIL import Image
-
-    name = session.get_inputs()[0].name
-
-    def score() -> None:
-        pixels = np.asarray(Image.open(io.BytesIO(body)))
-        session.run(None, {name: pixels.transpose(2, 0, 1)[None] / np.float32(255)})
-
-    return score
-
-
-def _token_work(session: Any, body: bytes) -> Callable[[], object]:
-    """Return a function that parses named lists of integers and runs them."""
-
-    def score() -> None:
-        tensors = orjson.loads(body)["data"]
-        session.run(None, {name: np.array(lists, np.int64) for name, lists in tensors.items()})
-
-    return score
-
-
 def _memory_work(session: Any, rows: int) -> Callable[[], object]:
     """Return a function that runs the same rows."""
     tensor = session.get_inputs()[0]
@@ -168,14 +135,11 @@ def main() -> None:
     work.add_argument("--body", type=Path, help="file with a body, which is read and run")
     work.add_argument("--rows", type=int, help="run so many rows from memory")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--bodies", choices=sorted(_READERS), default="rows", help="what is in a body")
     args = parser.parse_args()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = args.threads
     session = onnxruntime.InferenceSession(args.model, options, providers=["CPUExecutionProvider"])
-    readers = {"rows": _row_work, "images": _image_work, "tokens": _token_work}
-    read = readers[args.bodies]
-    done = read(session, args.body.read_bytes()) if args.body else _memory_work(session, args.rows)
+    done = _row_work(session, args.body.read_bytes()) if args.body else _memory_work(session, args.rows)
     _measure(done, seconds=0.2)
     for line in sys.stdin:
         print(orjson.dumps(_measure(done, float(line))).decode(), flush=True)

@@ -30,6 +30,8 @@ READY_POLL_S = 0.01
 STOP_TIMEOUT_S = 15.0
 HTTP_OK = 200
 LOG_TAIL_LINES = 15
+FIRST_PORT, ENOUGH_PORTS = 20_000, 5_000
+_given_ports: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,21 @@ class Launch:
 
 
 def free_port() -> int:
-    """Return a loopback port that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback port that nothing listens on, and that the system gives to nobody who takes any port.
+
+    Connections, and servers that take port 0, have ports of the system's range, some of them on other addresses.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
+    while True:
+        # Where the system's range leaves too few, it chooses.
+        below = first - FIRST_PORT
+        port = FIRST_PORT + secrets.randbelow(below) if below > ENOUGH_PORTS else 0
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            port = int(probe.getsockname()[1])
+            if port not in _given_ports:
+                _given_ports.add(port)
+                return port
 
 
 def uvicorn_launch(name: str, app: str, environment: dict[str, str] | None = None) -> Launch:

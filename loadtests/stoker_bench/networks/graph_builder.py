@@ -49,3 +49,10 @@ class GraphBuilder:
             opset_imports=[helper.make_opsetid("", OPSET)],
             producer_name="stoker_bench",
         )
+
+
+def float_values(name: str, *shape: str | int) -> Any:
+    """Return an input or output of float32 as an `onnx.ValueInfoProto`."""
+    from onnx import TensorProto, helper
+
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -2,19 +2,16 @@
 
 Version 1 with the stride in the first convolution of a block, biases in the convolutions and an epsilon of 1.001e-5,
 as Keras has it. Source of the architecture: https://arxiv.org/abs/1512.03385.
-
-`python -m stoker_bench.networks.resnet50` compares it with the one that Keras builds, given the same weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker_bench.networks.graph_builder import GraphBuilder
+from stoker_bench.networks.graph_builder import GraphBuilder, float_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -99,8 +96,6 @@ def resnet50(weights: Weights) -> Any:
     Returns:
         The model: `images`, float32 [rows, 224, 224, 3], to `probabilities`, float32 [rows, 1000].
     """
-    from onnx import TensorProto, helper
-
     graph = _ResnetBuilder(weights)
     graph.add("Transpose", [INPUT_NAME], "channels_first", perm=[0, 3, 1, 2])
     stem = graph.normalised("conv1", "channels_first", stride=2, pad=3, relu=True)
@@ -113,9 +108,8 @@ def resnet50(weights: Weights) -> Any:
     kernel, bias = (graph.weight(f"predictions/{kind}") for kind in ("kernel", "bias"))
     graph.add("Gemm", [source, kernel, bias], "logits")
     graph.add("Softmax", ["logits"], OUTPUT_NAME, axis=1)
-    images = helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, ["rows", *ROW_SHAPE])
-    probabilities = helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["rows", CLASSES])
-    return graph.model("resnet50", [images], [probabilities])
+    images = float_values(INPUT_NAME, "rows", *ROW_SHAPE)
+    return graph.model("resnet50", [images], [float_values(OUTPUT_NAME, "rows", CLASSES)])
 
 
 def _block(graph: _ResnetBuilder, name: str, source: str, stride: int, shortcut: bool) -> str:
@@ -147,33 +141,3 @@ class _ResnetBuilder(GraphBuilder):
         statistics = [self.weight(f"{name}_bn/{kind}") for kind in kinds]
         output = self.add("BatchNormalization", [convolved, *statistics], f"{name}_bn", epsilon=EPSILON)
         return self.add("Relu", [output], f"{name}_relu") if relu else output
-
-
-def difference_from_keras(seed: int, rows: int = 2) -> float:
-    """Return the largest difference of a probability from Keras's, as a share of the largest; needs TensorFlow."""
-    import onnxruntime
-    from keras import applications
-
-    weights = seeded_weights(seed)
-    network = applications.ResNet50(weights=None)
-    for variable in network.variables:
-        variable.assign(weights[variable.path])
-    images = np.random.default_rng(seed).random((rows, *ROW_SHAPE), np.float32)
-    wanted = np.asarray(network(images, training=False))
-    session = onnxruntime.InferenceSession(
-        resnet50(weights).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    found = session.run([OUTPUT_NAME], {INPUT_NAME: images})[0]
-    return float(np.abs(found - wanted).max() / wanted.max())
-
-
-def main() -> None:
-    """Compare the graph with Keras's network."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
-    print(f"largest difference of a probability: {difference_from_keras(args.seed):.2e} of the largest")
-
-
-if __name__ == "__main__":
-    main()

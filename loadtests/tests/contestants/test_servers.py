@@ -21,6 +21,8 @@ from stoker_bench.contestants.process_tree import (
     tree_behind,
 )
 from stoker_bench.contestants.servers import (
+    ENOUGH_PORTS,
+    FIRST_PORT,
     HOST,
     OTHER,
     Launch,
@@ -75,6 +77,14 @@ def test_server_and_its_child_end_together(tmp_path: Path) -> None:
         assert behind.pids() == members
     assert get(HOST, tiny.port, "/ready")[0] == 0
     assert not any(alive(pid) for pid in members)
+
+
+def test_free_ports_are_none_that_the_system_gives() -> None:
+    """Nobody who takes port 0, on whatever address, gets one before its server listens; none is given twice."""
+    ports = [free_port() for _ in range(20)]
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split())
+    assert len(set(ports)) == 20
+    assert first < FIRST_PORT + ENOUGH_PORTS or not any(first <= port <= last for port in ports)
 
 
 def test_ready_may_mean_the_first_score(tmp_path: Path) -> None:

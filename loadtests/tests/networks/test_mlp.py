@@ -1,6 +1,7 @@
-"""The benchmark's model and its hand-written ONNX file."""
+"""The benchmark's model and its ONNX file."""
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -20,7 +21,6 @@ def test_onnx_file_agrees_with_numpy(rows: int) -> None:
 
 def test_onnx_checker_accepts_the_file() -> None:
     """The bytes are a complete model by the reference checker, shape inference included."""
-    onnx = pytest.importorskip("onnx", reason="the onnx package comes with the training extra")
     model = onnx.load_from_string(seeded_mlp().onnx_bytes())
     onnx.checker.check_model(model, full_check=True)
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "rows"

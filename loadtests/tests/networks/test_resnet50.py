@@ -1,8 +1,4 @@
-"""ResNet-50 without TensorFlow: as many weights as Keras's, and numbers that stay within FP16.
-
-`python -m stoker_bench.networks.resnet50` compares it with Keras's own, layer by layer: that takes too long for the
-suite.
-"""
+"""ResNet-50 without TensorFlow: as many weights as Keras's, and numbers that stay within FP16."""
 
 import math
 

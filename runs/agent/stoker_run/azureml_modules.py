@@ -34,7 +34,7 @@ _INSTEAD = {
     "azureml.contrib.tensorboard": "import it from azureml.tensorboard",
     "azureml.data": _FILES,
     "azureml.dataprep": _FILES,
-    "azureml.datadrift": "'stoker data' has the rows that a service collects; compare them by a script of your own",
+    "azureml.datadrift": "'stoker serve --collect' keeps the rows of a service; compare them by a script of your own",
     "azureml.explain": _EXPLAIN,
     "azureml.fsspec": "read the files at the path that the run gets as an argument: dataset.as_mount()",
     "azureml.history": "a run is logged to by Run.get_context(), or by experiment.start_logging()",

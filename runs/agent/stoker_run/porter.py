@@ -10,6 +10,7 @@ trees/DIGEST            which contents a folder is made of: JSON, entries as in 
 runs/RUN_ID/N/          the attempts
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -32,11 +33,12 @@ from stoker_run import interpreters, observing
 from stoker_run.__main__ import main
 from stoker_run.json_files import replace_bytes, replace_json
 
-__all__ = ["ContentStore", "Porter", "local_name", "prune", "sent_name", "serve"]
+__all__ = ["ContentStore", "Porter", "local_name", "remove_unused_environments", "sent_name", "serve"]
 
 
 _CHUNK_BYTES = 1 << 20
 _KEPT_S = 30 * 86400.0
+_ENVIRONMENTS_KEPT_S = 60 * 86400.0
 
 
 def local_name(name: str) -> str:
@@ -275,42 +277,26 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-_MANIFEST = "manifest.json"
-
-
-def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
-    """Remove environments that no run has used for some time, and that no process uses.
-
-    Args:
-        unused_s: The time in seconds, by the machine's own clock.
-        remove: Whether to remove them; False only lists them.
-
-    Returns:
-        `[name, seconds since it was last used, bytes]` of each.
-
-    Raises:
-        OSError: One cannot be removed.
-    """
-    home, contents, found = folder / "environments", ContentStore(folder), []
-    busy = _environments_of_processes()
-    for place in sorted(home.iterdir()) if home.is_dir() else ():
-        manifest = place / _MANIFEST
-        # Without one it is being built, or its building was cut off: the next builder sees to that.
-        age_s = time.time() - manifest.stat().st_mtime if manifest.is_file() else 0.0
-        if age_s <= unused_s or os.path.realpath(str(place / "venv")) in busy:
+def remove_unused_environments(folder: Path) -> None:
+    """Remove environments that no run has used for two months, and that no process uses."""
+    until = time.time() - _ENVIRONMENTS_KEPT_S
+    # Without a manifest one is being built, or its building was cut off: the next builder sees to that.
+    manifests = (folder / "environments").glob("*/manifest.json")
+    unused = [manifest for manifest in manifests if manifest.stat().st_mtime < until]
+    busy = _environments_of_processes() if unused else set()
+    for manifest in unused:
+        place = manifest.parent
+        if os.path.realpath(str(place / "venv")) in busy:
             continue
-        lock = contents.lock(place.name)
+        lock = ContentStore(folder).lock(place.name)
         if lock is None:
             continue
         try:
-            found.append([place.name, age_s, _bytes_of(place)])
-            if remove:
-                # First: what is removed by half does not exist.
-                manifest.unlink()
-                shutil.rmtree(str(place))
+            # First: what is removed by half does not exist.
+            manifest.unlink()
+            shutil.rmtree(str(place), ignore_errors=True)
         finally:
             os.close(lock)
-    return found
 
 
 def _environments_of_processes() -> Set[str]:
@@ -327,15 +313,6 @@ def _environments_of_processes() -> Set[str]:
             if variable.startswith(b"VIRTUAL_ENV="):
                 found.add(os.path.realpath(os.fsdecode(variable.partition(b"=")[2])))
     return found
-
-
-def _bytes_of(place: Path) -> int:
-    """Return the disk usage of a folder; hard links to a cache count in part."""
-    total = 0
-    for path in place.rglob("*"):
-        facts = path.lstat()
-        total += facts.st_blocks * 512 // max(1, facts.st_nlink)
-    return total
 
 
 _IDLE_S = 60.0
@@ -450,6 +427,8 @@ class Porter:
     def _tree(
         self, tree: str, data: bytes, size_bytes: int = 0, limit_bytes: Optional[float] = None
     ) -> Dict[str, Any]:
+        with contextlib.suppress(OSError):
+            remove_unused_environments(self._folder)
         missing = self._contents.add_tree(tree, json.loads(data.decode("ascii")))
         has_room = limit_bytes is None or self._contents.make_room(tree, size_bytes, limit_bytes)
         return {"missing": missing, "has_room": has_room}
@@ -494,10 +473,6 @@ class Porter:
         path = self._folder / name
         self._contents.touch(path)
         return ({"there": True}, path.read_bytes()) if path.is_file() else ({"there": False}, b"")
-
-    def _prune(self, unused_s: float, remove: bool) -> Answer:
-        found = prune(self._folder, unused_s, remove)
-        return {}, json.dumps(found).encode("ascii")
 
     def _lock(self, name: str) -> Dict[str, Any]:
         """Acquire a lock until this process ends; return whether that succeeded."""

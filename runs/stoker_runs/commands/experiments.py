@@ -1,4 +1,4 @@
-"""`stoker experiments`: which experiments there are, and what has become of their runs."""
+"""`stoker experiments`: list experiments, and hide some from lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 
 from stoker.commands.terminal import note, print_json, table
-from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import add_actions, found_store, run_action, time_text
 
 
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--all", action="store_true", help="also list archived experiments")
     add("archive", _archive, "hide an experiment and its runs from lists, without removing them", one)
     add("restore", _archive, "show an archived experiment in lists again", one)
-    add("show", _show, "show an experiment: its runs by status, and its metrics", one)
 
 
 run = run_action
@@ -61,19 +59,4 @@ def _archive(args: argparse.Namespace) -> int:
     restore = args.action == "restore"
     found_store(args).archive(args.experiment, restore=restore)
     sys.stdout.write(f"{args.experiment} is {'back in' if restore else 'out of'} the lists\n")
-    return 0
-
-
-def _show(args: argparse.Namespace) -> int:
-    from stoker_runs.records.index import RunIndex
-
-    store = found_store(args)
-    store.check_experiment(args.experiment)
-    index = RunIndex(store)
-    counts = Counter(one.status.value for one in index.runs(args.experiment))
-    sys.stdout.write(
-        table([("STATUS", "RUNS"), *((status, str(count)) for status, count in counts.most_common())])
-    )
-    names = index.metric_names(args.experiment)
-    sys.stdout.write(escaped(f"metrics: {', '.join(names) or 'none'}") + "\n")
     return 0

@@ -197,27 +197,6 @@ def _refuse_going_on(folder: RunFolder) -> None:
         )
 
 
-def adopt(args: argparse.Namespace) -> int:
-    """Say which runs were adopted."""
-    from stoker_runs.launch.runners import adopt_all
-
-    adopted = list(adopt_all(found_workspace(args)))
-    for run_id in adopted:
-        sys.stdout.write(f"{run_id}\n")
-    if not adopted:
-        note("no run has lost its runner")
-    return 0
-
-
-def reindex(args: argparse.Namespace) -> int:
-    """Make the index anew."""
-    from stoker_runs.records.index import RunIndex
-
-    count = RunIndex(found_store(args)).rebuild()
-    sys.stdout.write(f"{format_count(count, 'run')}\n")
-    return 0
-
-
 def mirror(args: argparse.Namespace) -> int:
     """Copy runs into a tracking store of MLflow: each once, and later what is new of it."""
     from stoker_runs.records.exports import Mirror

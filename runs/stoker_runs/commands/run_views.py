@@ -280,11 +280,9 @@ def _compared(args: argparse.Namespace) -> list[RunFolder]:
 
 
 def plot(args: argparse.Namespace) -> int:
-    """Draw metrics of runs, or a sweep as a whole."""
+    """Draw metrics of runs, of a sweep those of its best runs."""
     from stoker_runs.records.exports import draw
 
-    if len(args.references) == 1 and not args.metric and sweep_output.draw(args):
-        return 0
     names = draw(_compared(args), args.metric, args.output)
     sys.stdout.write(f"{args.output}: {', '.join(names)}\n")
     return 0

@@ -72,13 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     text = "compare runs, or the best runs of a sweep"
     add("compare", run_views.compare, text, several, json=True)
-    plot = add("plot", run_views.plot, "plot metrics of runs, or a sweep", several)
+    plot = add("plot", run_views.plot, "plot metrics of runs, or of the best runs of a sweep", several)
     plot.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="plot only this metric, of a sweep those of its best runs; can be repeated",
+        help="plot only this metric; can be repeated",
     )
     plot.add_argument(
         "-o",
@@ -114,8 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     board.add_argument("--write-only", action="store_true", help="do not start TensorBoard")
     add("delete", run_actions.delete, "delete runs that have ended", several)
-    add("adopt", run_actions.adopt, "start a new runner for runs that have lost theirs")
-    add("reindex", run_actions.reindex, "rebuild the index from the folders of the runs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,7 +128,5 @@ def run(args: argparse.Namespace) -> int:
 
     workspace = found_workspace(args)
     args.index = RunIndex(RunStore(workspace.runs_dir), once=True)
-    # 'adopt' itself says which; 'reindex' may be wanted because the index is damaged.
-    if args.action not in ("adopt", "reindex"):
-        adopt_all(workspace, args.index)
+    adopt_all(workspace, args.index)
     return run_action(args)

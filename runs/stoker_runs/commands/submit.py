@@ -15,7 +15,7 @@ from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import duration_option, found_workspace, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from tempfile import TemporaryDirectory
 
     from stoker.settings.workspace import Workspace
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: It is refused; nothing was written.
     """
     from stoker_runs.launch.runners import fork_runner
-    from stoker_runs.launch.submission import plan, submit
+    from stoker_runs.launch.submission import submit
 
     workspace = found_workspace(args)
     for word in args.arguments:
@@ -132,8 +132,7 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             print_plan(request, workspace)
             return 0
-        plan(request, workspace)
-        folder, snapshot = submit(request, workspace, progress=progress_bar(cleanup), spawn=fork_runner)
+        folder, snapshot = submit(request, workspace, spawn=fork_runner)
     announce(folder, snapshot)
     return 0 if args.detach else stream(folder, workspace)
 
@@ -202,7 +201,7 @@ def request_of(
 
 
 def _relaxed_file(environment: Mapping[str, Any], source: Path) -> Path:
-    from stoker.environments.files import find_environment
+    from stoker.environments.location import find_environment
 
     beside = Path(environment["file"]) if "file" in environment else find_environment(source)
     if beside is None:
@@ -292,22 +291,6 @@ def _tag(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidSettings(f"--tag {text}: expected KEY=VALUE")
     return key, value
-
-
-def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
-    """Show the progress of a submission's files, as a bar on a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    # Not above: few submissions have so many files, and it takes as long to import as ten modules of ours.
-    from tqdm import tqdm
-
-    bar = cleanup.enter_context(tqdm(unit=" files", desc="snapshot", leave=False, delay=0.5))
-
-    def report(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-
-    return report
 
 
 def print_plan(request: Request, workspace: Workspace) -> None:

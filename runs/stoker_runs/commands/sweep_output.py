@@ -8,7 +8,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import note, print_json, table
-from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import found_store, stream
 
 if TYPE_CHECKING:
@@ -147,19 +146,3 @@ def best_children(args: argparse.Namespace, folder: RunFolder) -> list[RunFolder
     store = found_store(args)
     _, trials = trials_with_definition(folder, store)
     return [store.get(trial.id) for trial in trials[:_COMPARED]]
-
-
-def draw(args: argparse.Namespace) -> bool:
-    """Draw the sweep that is named; return whether the run is one."""
-    from stoker_runs.records.record import SWEEP
-
-    store = found_store(args)
-    folder = store.find(args.references[0])
-    if folder.record().kind != SWEEP:
-        return False
-    from stoker_runs.tuning.pictures import draw_sweep
-
-    terms, trials = trials_with_definition(folder, store)
-    draw_sweep(terms, trials, args.output)
-    sys.stdout.write(f"{args.output}: {format_count(len(trials), 'run')} by {terms.metric}\n")
-    return True

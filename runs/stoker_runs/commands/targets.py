@@ -13,7 +13,6 @@ from stoker.system.wording import format_count
 from stoker_runs.commands.run_output import (
     add_actions,
     common_arguments,
-    duration_option,
     found_workspace,
     run_action,
 )
@@ -21,7 +20,6 @@ from stoker_runs.commands.run_output import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-_DAY_S: Final = 86_400.0
 _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",
     "arguments": "further arguments of docker run, with commas between them",
@@ -194,30 +192,6 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prune(args: argparse.Namespace) -> int:
-    from stoker_runs.targets.definitions import find_target
-    from stoker_runs.targets.engine import EnvironmentPruner
-    from stoker_runs.targets.registry import engine_of
-
-    workspace = found_workspace(args)
-    engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
-    if not isinstance(engine, EnvironmentPruner):
-        raise InvalidSettings(
-            f"{args.target} is no machine that is reached by SSH: environments of this one are in "
-            f"{workspace.environments_dir}, and services may use them too"
-        )
-    found = engine.prune(args.unused, remove=not args.dry_run)
-    rows = [
-        (name, format_count(round(age_s / _DAY_S), "day"), f"{size / 1e6:.1f} MB")
-        for name, age_s, size in found
-    ]
-    sys.stdout.write(table([("ENVIRONMENT", "UNUSED", "SIZE"), *rows]))
-    freed = sum(size for _, _, size in found) / 1e6
-    removed = "would be removed" if args.dry_run else "removed"
-    note(f"{format_count(len(found), 'environment')}, {freed:.1f} MB {removed}")
-    return 0
-
-
 def _detach(args: argparse.Namespace) -> int:
     """Forget a target."""
     from stoker_runs.targets.attaching import detach
@@ -248,15 +222,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
     )
-    prune = add("prune", _prune, "remove environments on a target that no run has used for long", one)
-    prune.add_argument(
-        "--unused",
-        type=duration_option,
-        default="60d",
-        metavar="TIME",
-        help="time without use (default: 60d)",
-    )
-    prune.add_argument("--dry-run", action="store_true", help="list them without removing any")
     add("detach", _detach, "remove a compute target from the workspace", one)
 
 

@@ -102,29 +102,22 @@ def run(args: argparse.Namespace) -> int:
                     f"to run these values: stoker tune {args.config} --seed {sweep.sampler.seed}\n"
                 )
             return 0
-        return begin(request, sweep, workspace, cleanup, detach=args.detach)
+        return begin(request, sweep, workspace, detach=args.detach)
 
 
-def begin(
-    request: Request, sweep: SweepDefinition, workspace: Workspace, cleanup: ExitStack, *, detach: bool
-) -> int:
+def begin(request: Request, sweep: SweepDefinition, workspace: Workspace, *, detach: bool) -> int:
     """Submit a sweep, and follow it.
 
     Args:
         request: The script, as each child runs it.
-        cleanup: Removes temporary files after the submission.
 
     Returns:
         The exit status of the command.
     """
     from stoker_runs.launch.runners import fork_runner
-    from stoker_runs.launch.submission import plan
     from stoker_runs.tuning.children import submit_sweep
 
-    plan(request, workspace)
-    folder, snapshot = submit_sweep(
-        request, sweep, workspace, progress=submit.progress_bar(cleanup), spawn=fork_runner
-    )
+    folder, snapshot = submit_sweep(request, sweep, workspace, spawn=fork_runner)
     submit.announce(folder, snapshot)
     return 0 if detach else follow_sweep(folder, workspace)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import describe_repeated_key, read_yaml
 from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
+from stoker.settings.yaml_files import describe_repeated_key, read_yaml
 from stoker.system.durable import private_folder, replace_file
 from stoker_runs.targets.definitions import DOCKER, LOCAL, SPARK, SSH, find_target
 

@@ -95,7 +95,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     Raises:
         InvalidSettings: There is no such file, or a key or value is none; the message names the nearest key.
     """
-    from stoker.settings.files import read_yaml
+    from stoker.settings.yaml_files import read_yaml
 
     file = path if path.is_file() else path.with_name(f"{path.name}.yaml")
     if not file.is_file():

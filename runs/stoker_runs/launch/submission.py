@@ -210,14 +210,10 @@ def submit(
     request: Request,
     workspace: Workspace,
     *,
-    progress: Callable[[int, int], None] | None = None,
     clock: Clock | None = None,
     spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
 ) -> tuple[RunFolder, Snapshot]:
     """Create a run and start its runner.
-
-    Args:
-        progress: Called with the number of stored files, and of all files.
 
     Returns:
         The run's folder, and what was kept of the source.
@@ -227,7 +223,7 @@ def submit(
     """
     held = hold_inputs(request.definition.inputs, workspace)
     try:
-        folder, snapshot = _create_run(request, workspace, progress, (clock or Clock()).now_ms())
+        folder, snapshot = _create_run(request, workspace, (clock or Clock()).now_ms())
         # The runner holds them too.
         spawn(folder, workspace)
     finally:
@@ -236,12 +232,10 @@ def submit(
     return folder, snapshot
 
 
-def _create_run(
-    request: Request, workspace: Workspace, progress: Callable[[int, int], None] | None, now_ms: int
-) -> tuple[RunFolder, Snapshot]:
+def _create_run(request: Request, workspace: Workspace, now_ms: int) -> tuple[RunFolder, Snapshot]:
     planned = plan(request, workspace)
     workspace.create()
-    snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
+    snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes)
     data = data_digests(planned.definition.inputs, data_seen(workspace.snapshots_dir))
     record = _record_of(planned, request, snapshot, data, now_ms)
     state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)

@@ -80,7 +80,8 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
         The names of the plotted metrics.
 
     Raises:
-        InvalidSettings: There is nothing to plot, or no such metric; the message names the existing ones.
+        InvalidSettings: There is nothing to plot, no such metric (the message names the existing ones), or the suffix
+            names no format that matplotlib writes.
         OperatorError: matplotlib is not installed.
     """
     curves = [(folder.id, curves_of(folder.metric_lines())) for folder in folders]
@@ -90,36 +91,26 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
     names = list(metrics) or there
     if not names:
         raise InvalidSettings("these runs have measured no numbers, so there is nothing to draw")
-    pyplot = import_pyplot()
+    try:
+        # Without pyplot, which may open windows.
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise OperatorError(
+            f"plots need matplotlib, which is not installed ({error.name}): pip install matplotlib"
+        ) from error
     columns = 1 if len(names) < _SINGLE else _COLUMNS
     rows = -(-len(names) // columns)
-    figure, axes = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(_WIDTH_INCHES * columns, _HEIGHT_INCHES * rows),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure((_WIDTH_INCHES * columns, _HEIGHT_INCHES * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
         _draw_panel(axis, name, [(run, of_run[name]) for run, of_run in curves if name in of_run])
     for axis in list(axes.flat)[len(names) :]:
         axis.set_visible(False)
-    save_figure(figure, path)
-    return names
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib, and close it.
-
-    Raises:
-        InvalidSettings: The suffix names no format that matplotlib writes.
-    """
     try:
         figure.savefig(path, dpi=110)
     except ValueError as error:
         raise InvalidSettings(f"{path} cannot be drawn: {error}") from error
-    finally:
-        import_pyplot().close(figure)
+    return names
 
 
 def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> None:
@@ -134,24 +125,6 @@ def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> No
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(fontsize="small")
-
-
-def import_pyplot() -> Any:
-    """Return matplotlib's pyplot, which opens no windows.
-
-    Raises:
-        OperatorError: It is not installed.
-    """
-    try:
-        import matplotlib as mpl
-        from matplotlib import pyplot as plt
-    except ModuleNotFoundError as error:
-        raise OperatorError(
-            f"plots need matplotlib, which is not installed ({error.name}): pip install matplotlib"
-        ) from error
-    # A backend without windows, whatever the user's configuration.
-    mpl.use("agg", force=True)
-    return plt
 
 
 _POLYNOMIAL: Final = 0x82F63B78

@@ -90,15 +90,6 @@ class RunIndex:
             # Only runs that have ended have a stamp.
             return [run for (run,) in database.execute("SELECT id FROM runs WHERE stamp = ''")]
 
-    def rebuild(self) -> int:
-        """Rebuild it from the folders; returns the number of runs."""
-        self._remove()
-        self._is_fresh = False
-        with self._opened() as database:
-            self._refresh(database, None)
-            self._measure(database, None, None)
-            return _count(database, None)
-
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         private_folder(self._store.runs_dir)

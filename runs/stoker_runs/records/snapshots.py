@@ -20,7 +20,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -209,16 +209,8 @@ class SnapshotStore:
         files = self._listed(source, limit_bytes, [])
         return len(files), sum(file.stat.st_size for file in files)
 
-    def take(
-        self,
-        source: Path,
-        limit_bytes: int = DEFAULT_LIMIT_BYTES,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Snapshot:
+    def take(self, source: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Snapshot:
         """Store the files of a source folder.
-
-        Args:
-            progress: Called with the number of stored files, and of all files.
 
         Raises:
             SubmissionRefused: They are larger than the limit, or one cannot be read.
@@ -230,7 +222,7 @@ class SnapshotStore:
         changed: list[str] = []
         kept: list[tuple[SourceFile, str]] = []
         with staging_folder(self.folder) as staging:
-            for number, file in enumerate(files, 1):
+            for file in files:
                 name = seen.digest_of(file.stat)
                 if name is None or not self._has(name, file.stat.st_size):
                     copied = self._copied(file, staging / "file")
@@ -241,8 +233,6 @@ class SnapshotStore:
                     else:
                         seen.remember(file.stat, name)
                 kept.append((file, name))
-                if progress is not None:
-                    progress(number, len(files))
             seen.write()
             listing = "".join(f"{file.name}\0{name}\n" for file, name in kept)
             digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -107,7 +107,7 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
 
 def _kept_settings(path: Path, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of a target that is attached again; none if its type or address differs."""
-    from stoker.settings.files import read_yaml
+    from stoker.settings.yaml_files import read_yaml
 
     if not path.is_file():
         return {}

@@ -316,7 +316,7 @@ def find_target(targets_dir: Path, name: str) -> Target:
     path = targets_dir / f"{name}.yaml"
     if name == LOCAL and not path.is_file():
         return Target(LOCAL)
-    from stoker.settings.files import read_yaml
+    from stoker.settings.yaml_files import read_yaml
 
     content = read_yaml(path, f"compute target {name}", "the settings of a compute target")
     kind, settings = checked_settings(path, content)

@@ -177,25 +177,6 @@ class SettingsDiscovery(Protocol):
         ...
 
 
-@runtime_checkable
-class EnvironmentPruner(Protocol):
-    """An engine whose machine keeps environments of its own runs."""
-
-    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
-        """Remove environments that have not been used for some time, and in which no process is running.
-
-        Args:
-            remove: Whether to remove them; False only lists them.
-
-        Returns:
-            Of each its name, the seconds since it was last used, and the bytes that it takes.
-
-        Raises:
-            EngineFailure: The machine cannot be used.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
     """How many nodes a cluster has, in each of Azure's states.

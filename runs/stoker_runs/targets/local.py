@@ -305,7 +305,7 @@ def with_variables(built: RunEnvironment) -> RunEnvironment:
     """Return an environment with the variables that its interpreter needs with other values than this process has."""
     if built.interpreter == Path(sys.executable):
         return built
-    from stoker.environments.interpreters import variables_for
+    from stoker.environments.variables import variables_for
 
     wanted = variables_for(built.interpreter, os.environ)
     changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}

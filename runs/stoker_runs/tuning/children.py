@@ -266,14 +266,12 @@ def submit_sweep(
     sweep: SweepDefinition,
     workspace: Workspace,
     *,
-    progress: Callable[[int, int], None] | None = None,
     spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
 ) -> tuple[RunFolder, Snapshot]:
     """Create a sweep and start its runner.
 
     Args:
         request: The script, as each child runs it but for its parameters.
-        progress: Called with the number of stored files, and of all files.
 
     Returns:
         The sweep's folder, and what was kept of the source.
@@ -284,7 +282,7 @@ def submit_sweep(
     store = RunStore(workspace.runs_dir)
     for earlier in sweep.warm_start:
         definition_of(store.get(earlier).record())
-    return submit(replace(request, sweep=sweep.to_json()), workspace, progress=progress, spawn=spawn)
+    return submit(replace(request, sweep=sweep.to_json()), workspace, spawn=spawn)
 
 
 def continued_children(runs: Sequence[str], store: RunStore) -> list[ContinuedChild]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
 from stoker.settings.names import did_you_mean
 from stoker.settings.readers import number_of, read_value, unknown_setting
+from stoker.settings.yaml_files import read_yaml
 from stoker_runs.launch.azure_files import CONFIG_FOLDERS
 from stoker_runs.launch.configuration import SETTINGS, read_duration_s
 from stoker_runs.tuning.definition import (

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from stoker.collecting.collection import CollectionSettings
-from stoker.collecting.record_files import make_room, new_file, write_all
-from stoker.system.durable import private_folder
+from stoker.collecting.record_files import make_room, new_file
+from stoker.system.durable import private_folder, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ModelDataFiles:
             self._open[series] = (int(time_s // _DAY_S), file)
             lines = series.header + lines
         try:
-            write_all(file, lines)
+            write_all(file.fileno(), lines)
         except OSError:
             # The last line may be incomplete: nothing may be appended.
             self._open.pop(series)[1].close()

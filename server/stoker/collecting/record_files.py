@@ -11,18 +11,16 @@ process is killed, its file stays as it is: the last line may be incomplete, and
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from stoker.collecting.collection import RecordFormat
-from stoker.system.durable import private_folder
+from stoker.system.durable import private_folder, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class RecordFiles:
             self.close()
         file = self._file or self._open(time_s)
         try:
-            write_all(file, content)
+            write_all(file.fileno(), content)
         except OSError:
             # The last line may be incomplete: nothing may be appended.
             self._file = None
@@ -142,64 +140,10 @@ def _to_parquet(journal: Path) -> None:
         written.unlink(missing_ok=True)
 
 
-def last_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return the last records in a model's folder, at most `count`, by time; incomplete lines are skipped.
-
-    Raises:
-        OSError: A file cannot be read.
-        ImportError: There are Parquet files, and pyarrow is not installed.
-    """
-    found: list[dict[str, Any]] = []
-    hour: tuple[str, ...] = ()
-    for path in reversed(_by_age(folder)):
-        # Several writers share an hour; earlier hours only have older records.
-        if len(found) >= count and path.parts[-5:-1] != hour:
-            break
-        hour = path.parts[-5:-1]
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a journal that became Parquet
-            found += deque(_records(path), maxlen=count)
-    found.sort(key=lambda record: str(record["time"]))
-    return found[-count:] if count else []
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == _PARQUET:
-        from pyarrow import parquet
-
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for record in batch.to_pylist():
-                time = record["time"].isoformat(timespec="milliseconds").replace("+00:00", "Z")
-                yield _plain({**record, "time": time})
-        return
-    if path.suffix not in (_JSONL, _JOURNAL):
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                record = json.loads(line)
-                yield _plain(record) if path.suffix == _JOURNAL else record
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record as in JSON lines, from one whose inputs and outputs are JSON texts."""
-    return {
-        name: json.loads(value) if name in _JSON_COLUMNS else value
-        for name, value in record.items()
-        if value is not None
-    }
-
-
 def new_file(path: Path) -> BinaryIO:
     """Create a new unbuffered file, readable only by the owner (mode 0600)."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb", buffering=0)
-
-
-def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write to an unbuffered file, whose `write` may take only a part at once."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def make_room(oldest_first: Iterable[Path], room_bytes: int, folders: int) -> None:

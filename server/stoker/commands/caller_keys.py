@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 import time
@@ -17,15 +16,13 @@ from stoker.commands.terminal import (
     number_option,
     print_json,
 )
-from stoker.errors import InvalidSettings, RepositoryError
+from stoker.errors import InvalidSettings
 from stoker.settings.choices import TIERS
-from stoker.settings.names import did_you_mean
 
 if TYPE_CHECKING:
     from stoker.keys.callers import CallerBook, CallerTerms
 
 _ALWAYS_SHOWN: Final = ("models", "expires")
-_MOST_SHOWN: Final = 20
 _UNLIMITED: Final = 0.0
 _MOST_A_SECOND: Final = number_option(float, 0.001, 1e12)
 _LIMITS: Final = {
@@ -114,7 +111,6 @@ def _add(args: argparse.Namespace) -> int:
     sys.stderr.write(
         f"The key of {args.caller} is valid, in running servers too. Only its hash is kept: it is not shown again.\n"
     )
-    _warn_of_unknown_models(args)
     return 0
 
 
@@ -145,7 +141,6 @@ def _set(args: argparse.Namespace) -> int:
         )
     terms = _book(args).change(args.caller, changes)
     sys.stderr.write(f"The key of {terms.name} is changed, in running servers too.\n")
-    _warn_of_unknown_models(args)
     return 0
 
 
@@ -182,47 +177,6 @@ def _models(text: str) -> frozenset[str] | None:
     if text == "all":
         return None
     return frozenset(checked_pattern(name.strip()) for name in text.split(","))
-
-
-def _warn_of_unknown_models(args: argparse.Namespace) -> None:
-    """Warn of models in a key's scope that are unknown, because a name may be misspelt.
-
-    None of them is refused. A key can be made before its model: models come by `stoker serve` of any path, by polled
-    repositories and by the API, and the deployments of an endpoint have no keys by which to know them.
-    """
-    from stoker.settings.names import matches_any
-
-    models = (None if args.models is None else _models(args.models)) or frozenset()
-    known = _known_models(args)
-    unknown = (name for name in models if not any(matches_any(model, frozenset({name})) for model in known))
-    # A workspace that never served or registered a model has no names to compare with.
-    for name in sorted(unknown) if known else ():
-        near = did_you_mean(name, known, "")
-        meant = f" ({near})" if near else ""
-        sys.stderr.write(
-            f"No model {name} is known in this workspace yet{meant}; there are: {_list_names(known)}\n"
-        )
-
-
-def _list_names(names: frozenset[str]) -> str:
-    """Return the first names, and how many more there are, as a text."""
-    first = sorted(names)[:_MOST_SHOWN]
-    more = len(names) - len(first)
-    return ", ".join(first) + (f", and {more} more" if more else "")
-
-
-def _known_models(args: argparse.Namespace) -> frozenset[str]:
-    """Return the names of models that were served with the workspace's keys, and of its registered models."""
-    from stoker.keys.keyring import services_that_sign, services_with_keys
-    from stoker.models.repository import Repository
-    from stoker.settings.workspace import Workspace
-
-    workspace = Workspace.find(args.workspace)
-    known = {*services_with_keys(workspace.keys_dir), *services_that_sign(workspace.keys_dir)}
-    # Unreadable models do not concern keys.
-    with contextlib.suppress(OSError, RepositoryError):
-        known.update(Repository(workspace.models_dir).names())
-    return frozenset(known)
 
 
 def _rate(text: str) -> float:

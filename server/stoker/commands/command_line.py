@@ -14,7 +14,7 @@ from shutil import get_terminal_size
 from typing import Any, Final, NoReturn
 
 from stoker import __version__
-from stoker.commands.names import ACTION_ALIASES, ALIASES, EXTRAS, GROUPS, SUMMARIES, find_meant
+from stoker.commands.names import ACTION_ALIASES, ALIASES, EXTRAS, GROUPS, SUMMARIES
 from stoker.commands.terminal import HelpAll, sentence
 from stoker.errors import StokerError
 from stoker.system.extensions import command_names, find_command
@@ -161,13 +161,10 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _near(self, word: str, names: Sequence[str]) -> str | None:
-        """The command that a word means, or else the one that is spelled most like it."""
-        of_stoker = self.prog == _PROGRAM
-        if of_stoker and {".", "/"} & set(word) and os.path.exists(word):  # noqa: PTH110  # no name is too long for it
+        """The command that is spelled most like a word; of a path the command that serves it."""
+        if self.prog == _PROGRAM and {".", "/"} & set(word) and os.path.exists(word):  # noqa: PTH110  # no name is too long for it
             return f"serve {word}"
-        return find_meant(word, names, of_stoker=of_stoker) or next(
-            iter(get_close_matches(word, names, 1)), None
-        )
+        return next(iter(get_close_matches(word, names, 1)), None)
 
 
 def _join_sort_option(arguments: Sequence[str]) -> list[str]:

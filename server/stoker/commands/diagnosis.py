@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.client
 import json
-import math
 import os
 import platform
 import resource
@@ -15,12 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from packaging.requirements import Requirement
 
@@ -29,7 +28,7 @@ from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
 from stoker.gpu.child_probes import probe_in_child
-from stoker.gpu.facts import Driver
+from stoker.gpu.facts import Driver, Gpu
 from stoker.gpu.selection import choose_device
 from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
@@ -72,13 +71,16 @@ _NAMED_PACKAGES: Final = (
     *("mlflow", "ray"),
 )
 """The packages that a report of a defect should name."""
-_OLDEST_PYTHON: Final = (3, 11)
+_PACKAGES_OF_FRAMEWORKS: Final = {
+    "tensorflow": "tensorflow",
+    "onnx": "onnxruntime",
+    "torch": "torch",
+    "sklearn": "sklearn",
+}
 _FEW_FILES: Final = 1024
 _ENOUGH_FILES: Final = 16_384
-_SPARSE_BYTES: Final = 1 << 30
 _LITTLE_MEMORY_BYTES: Final = 1 << 30
 _LEAST_FREE_BYTES: Final = 16 << 20
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # only its size is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,6 @@ class Check:
     text: str
     items: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return {"name": self.name, "outcome": self.outcome, "text": self.text, "items": list(self.items)}
-
 
 def diagnose(
     settings: ServerSettings, workspace: Workspace, *, build: bool, say: Callable[[str], None]
@@ -105,7 +103,7 @@ def diagnose(
     """Check all parts that `stoker serve` with these settings would use. No model is loaded."""
     checks = [
         Check("stoker", "ok", f"{__version__} on {platform.platform()}"),
-        check_python(),
+        Check("python", "ok", f"Python {platform.python_version()} ({sys.executable})"),
         check_packages(),
         _versions(),
         _extras(),
@@ -149,14 +147,6 @@ def _models(
     if not settings.models and not Repository(workspace.models_dir).names():
         return []
     return resolve(settings, workspace, leases)
-
-
-def check_python() -> Check:
-    """Check the version of Python."""
-    good = sys.version_info[:2] >= _OLDEST_PYTHON
-    text = f"Python {platform.python_version()} ({sys.executable})"
-    needed = "" if good else f"; Stoker needs {'.'.join(map(str, _OLDEST_PYTHON))} or newer"
-    return Check("python", "ok" if good else "wrong", text + needed)
 
 
 def check_packages() -> Check:
@@ -294,24 +284,11 @@ def _running_server(host: str, port: int, *, secure: bool) -> str | None:
 
 
 def check_memory() -> Check:
-    """Check memory for rows: anonymous shared memory (memfd) counts as memory, not towards /dev/shm."""
-    try:
-        descriptor = os.memfd_create("stoker-doctor")
-    except OSError as error:
-        return Check(
-            "memory", "wrong", f"anonymous shared memory cannot be had (memfd_create: {error.strerror})"
-        )
-    try:
-        os.ftruncate(descriptor, _SPARSE_BYTES)
-    except OSError as error:
-        return Check("memory", "wrong", f"anonymous shared memory cannot be enlarged: {error.strerror}")
-    finally:
-        os.close(descriptor)
+    """Check how much memory is available."""
     _, available = main_memory()
-    text = f"{_size(available)} available; Stoker's shared memory is part of that"
-    with suppress(OSError):
-        text += f", and not of {_SHARED_MEMORY}, which has {_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-    return Check("memory", "note" if available < _LITTLE_MEMORY_BYTES else "ok", text)
+    return Check(
+        "memory", "note" if available < _LITTLE_MEMORY_BYTES else "ok", f"{_size(available)} available"
+    )
 
 
 def _large_bodies(settings: ServerSettings) -> Check:
@@ -323,13 +300,9 @@ def _large_bodies(settings: ServerSettings) -> Check:
 
 def check_limits() -> Check:
     """Check the limits of open files and of address space."""
-    files, most = (
-        math.inf if limit == resource.RLIM_INFINITY else limit
-        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    shown, shown_most = ("any number of" if limit == math.inf else limit for limit in (files, most))
-    text = f"{shown} open files for each process, {shown_most} for frontends"
+    text = f"{files} open files for each process, {most} for frontends"
     items = []
     if most < _ENOUGH_FILES:
         items.append(
@@ -352,17 +325,15 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
         for device in model.devices:
             frameworks.setdefault(device, set()).add(runtime)
     if not models:
-        packages = {"onnx": "onnxruntime", "tensorflow": "tensorflow"}
-        installed = {framework for framework, package in packages.items() if find_spec(package)}
+        installed = {name for name in ("onnx", "tensorflow") if find_spec(_PACKAGES_OF_FRAMEWORKS[name])}
         frameworks = dict.fromkeys(settings.device, installed)
-    survey = find_devices()
-    found = [device for device in survey.devices if device.kind != "cpu"]
-    driver = [] if survey.driver is None else [_shown_driver(survey.driver)]
+    driver, found = find_devices()
+    listed = [*([] if driver is None else [_shown_driver(driver)]), *map(_shown, found)]
     problem = functools.cache(probe_in_child)
     for device, all_users in frameworks.items():
         # scikit-learn runs in its own processes, which use no GPU.
         users = all_users - {"sklearn"} or all_users
-        items = (*driver, *map(_shown, found), *_usable_by(users, found, problem))
+        items = (*listed, *_usable_by(users, found, problem))
         try:
             chosen, reason = choose_device(device, users, problem)
         except OperatorError as error:
@@ -380,26 +351,27 @@ def _shown_driver(driver: Driver) -> str:
     )
 
 
-def _shown(device: FoundDevice) -> str:
+def _shown(found: FoundDevice) -> str:
+    device = found.device
     facts = [device.name]
     if device.memory_total_bytes is not None:
         free = "" if device.memory_free_bytes is None else f", {_size(device.memory_free_bytes)} free"
         facts.append(f"{_size(device.memory_total_bytes)} memory{free}")
-    if device.compute_capability is not None:
+    if isinstance(device, Gpu) and device.compute_capability is not None:
         facts.append(f"compute capability {device.compute_capability}")
-    if device.pci_bus is not None:
+    if isinstance(device, Gpu) and device.pci_bus is not None:
         facts.append(f"PCI bus {device.pci_bus}")
-    if device.setting != device.uuid:
+    if found.setting != device.uuid:
         facts.append(device.uuid)
-    note = f" (cannot be used as it is: {device.note})" if device.note else ""
-    return f"{device.setting or 'GPU'}: {', '.join(facts)}{note}"
+    note = f" (cannot be used as it is: {found.note})" if found.note else ""
+    return f"{found.setting or 'GPU'}: {', '.join(facts)}{note}"
 
 
 def _usable_by(
     frameworks: set[str], found: Sequence[FoundDevice], problem: Callable[[str, str], str | None]
 ) -> Iterator[str]:
     """Yield a line for each framework: whether it can use the GPUs; a library missing for one is missing for all."""
-    usable = [device.uuid for device in found if device.setting]
+    usable = [one.device.uuid for one in found if one.setting]
     for framework in sorted(frameworks - {"script"}) if usable else ():
         lacking = problem(usable[0], framework)
         yield f"{framework} {'can use them' if lacking is None else f'cannot use them: {lacking}'}"
@@ -487,17 +459,11 @@ def _advice(missing: Import) -> str:
 def _lacking(model: Deployment) -> tuple[str, ...]:
     """Return the packages that a model needs and this Python lacks; Stoker installs system-managed ones itself."""
     framework = model.framework
-    if model.environment is not None and model.environment_managed == "system":
+    is_installed_here = model.environment is None or model.environment_managed != "system"
+    package = _PACKAGES_OF_FRAMEWORKS.get(framework)
+    if not is_installed_here or package is None or find_spec(package) is not None:
         return ()
-    if framework == "tensorflow" and find_spec("tensorflow") is None:
-        return (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
-    if framework == "onnx" and find_spec("onnxruntime") is None:
-        return (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",)
-    if framework == "torch" and find_spec("torch") is None:
-        return (f"a model of PyTorch needs that; {how_to_install('torch')}",)
-    if framework == "sklearn" and find_spec("sklearn") is None:
-        return (f"a model of scikit-learn needs that; {how_to_install('sklearn')}",)
-    return ()
+    return (f"it needs {package}; {onnx_missing() if framework == 'onnx' else how_to_install(framework)}",)
 
 
 def _effects(deployment: Deployment) -> tuple[str, ...]:

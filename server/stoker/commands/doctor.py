@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stoker.commands import serve
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=note)
     well = all(check.outcome != "wrong" for check in checks)
     if args.json:
-        content = {"ok": well, "checks": [check.to_json() for check in checks]}
+        content = {"ok": well, "checks": list(map(asdict, checks))}
         print_json(content)
     else:
         sys.stdout.write("".join(f"{escaped(line)}\n" for line in _lines(checks)))

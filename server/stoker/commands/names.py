@@ -1,16 +1,15 @@
-"""The commands of `stoker`: groups, summaries, extras, aliases, and the words by which people look for them."""
+"""The commands of `stoker`: groups, summaries, extras and aliases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Serve": {
         "quickstart": "train an MNIST model if nothing is registered yet, register it and serve it",
         "serve": "load models onto the device and answer scoring requests",
-        "status": "list the servers of this workspace that run here: address, models, readiness, requests/s",
-        "logs": "print or follow the log of a server that runs here",
+        "status": "list the servers of this workspace that run here: address, models, readiness",
         "reload": "restart a running server with its present settings and code, without losing a request",
         "stop": "stop a server that runs here, after it has answered its requests",
     },
@@ -26,7 +25,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Look": {
         "doctor": "check this machine, its devices and versions, and the packages that models require",
-        "data": "show collected requests and answers",
         "profile": "find the settings with which a model serves the most requests within a latency target",
         "bench": "load a server, in turns with baselines on the same machine",
         "completion": "print a script that completes commands and options in a shell",
@@ -71,80 +69,3 @@ ALIASES: Final[Mapping[str, str]] = {"predict": "score", "run": "submit", "sweep
 """Other names of commands."""
 ACTION_ALIASES: Final[Mapping[str, str]] = {"list": "ls"}
 """Other names of actions, by the names of these."""
-
-_MEANT: Final[Mapping[str, str]] = {
-    "serve": "start up deploy launch server host",
-    "stop": "kill down shutdown terminate end quit",
-    "status": "ps list ls top running servers info",
-    "logs": "log tail",
-    "reload": "restart upgrade refresh update",
-    "score": "infer inference request query call send ask invoke",
-    "models": "model registry repository",
-    "models register": "register add push",
-    "models import": "import convert",
-    "models label": "label alias canary promote",
-    "models load": "load",
-    "models unload": "unload",
-    "offline": "batch",
-    "keys": "key auth apikey secret",
-    "token": "tokens jwt",
-    "keys regenerate": "rotate regenerate",
-    "doctor": "check diagnose health validate verify devices device gpu gpus cuda nvidia-smi version about",
-    "data": "collect collected",
-    "profile": "analyze analyse optimize optimise autotune perf_analyzer simulate simulation",
-    "bench": "benchmark perf load-test loadtest",
-    "submit": "execute job",
-    "tune": "hyperdrive search hpo optuna",
-    "runs": "history jobs",
-    "runs cancel": "cancel abort",
-    "runs tensorboard": "tensorboard",
-    "runs compare": "compare diff",
-    "experiments": "experiment projects",
-    "targets": "target",
-    "stores": "store datastore datastores bucket",
-    "datasets": "dataset",
-    "targets attach": "attach ssh",
-    "kubernetes": "k8s kubectl helm cluster",
-    "kubernetes apply": "apply",
-    "kubernetes render": "render manifest manifests yaml",
-    "autoscale": "scale hpa autoscaler",
-    "router": "route proxy balance haproxy loadbalancer",
-    "az": "azure ml azureml",
-}
-"""For each command the words by which people look for it in vain."""
-_ALIKE: Final = (
-    "list ls all index show-all enumerate",
-    "show get describe info cat view inspect",
-    "delete rm remove del drop erase detach unregister down prune archive",
-    "add create new register attach make up insert import",
-    "cancel stop kill abort terminate end down",
-    "logs log tail follow output",
-    "regenerate rotate renew reset replace",
-    "download fetch pull copy cp",
-    "set update edit change label",
-    "status ps top state show",
-    "check test verify validate doctor",
-    "apply deploy push up",
-    "render template manifest write",
-    "restore unarchive undelete",
-    "resume continue retry restart",
-    "rerun repeat again",
-    "events history",
-)
-"""Words for actions that mean the same."""
-
-
-def find_meant(word: str, names: Iterable[str], *, of_stoker: bool) -> str | None:
-    """Return the command or action that a word means; None if it means none.
-
-    Args:
-        word: The typed word.
-        names: The commands or actions that there are; a result of two words begins with one of them.
-        of_stoker: Whether a command of `stoker` is meant, rather than an action of one.
-    """
-    known, word = list(names), word.lower()
-    if of_stoker:
-        found = (meant for meant, words in _MEANT.items() if word in words.split())
-        return next((meant for meant in found if meant.split()[0] in known), None)
-    alike = (words.split() for words in _ALIKE)
-    return next((name for words in alike if word in words for name in words if name in known), None)

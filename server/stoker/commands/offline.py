@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
+from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm, note
 from stoker.settings.names import read_address
 from stoker.settings.workspace import Workspace
 from stoker.system.wording import format_count
@@ -139,7 +139,7 @@ def _fetch_inputs(
     found: list[Path] = []
     digests: dict[Path, str] = {}
     for given in paths:
-        path, mirror = fetch_path(given, workspace, _say)
+        path, mirror = fetch_path(given, workspace, note)
         if mirror is not None:
             fetched.callback(os.close, mirror.hold())
             digests |= {
@@ -165,7 +165,3 @@ def _open_output(
         fetched.enter_context(tempfile.TemporaryDirectory(prefix=".answers-", dir=workspace.root))
     ).absolute()
     return folder, SentAnswers(address.rstrip("/"), cache, folder)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

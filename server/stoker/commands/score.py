@@ -320,9 +320,6 @@ def _plain(answer: Answer) -> Any:  # JSON
     if hasattr(answer, "dtype") and answer.dtype in ("float32", "float16"):
         # The shortest decimals, as in the server's JSON: 0.1 of float32 is 0.10000000149011612 as float64.
         answer = answer.astype(str).astype(float)
-    if hasattr(answer, "dtype") and answer.dtype in ("float32", "float16"):
-        # The shortest decimals, as in the server's JSON: 0.1 of float32 is 0.10000000149011612 as float64.
-        answer = answer.astype(str).astype(float)
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 

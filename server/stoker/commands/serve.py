@@ -10,15 +10,20 @@ from typing import Any, Final
 
 from stoker import __version__
 from stoker.commands.terminal import add_workspace_argument, shorten_help
-from stoker.settings.image_input import image_argument
-from stoker.settings.loading import add_server_options, load_settings
+from stoker.settings.loading import add_server_options, add_setting_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.readers import read_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.system.extensions import find_extension, require_extension
 from stoker.system.operator_lines import print_lines
 
+_DESCRIPTIONS: Final = ("name", "model_dir", "image", "batching", "sample_input", "signature")
+_MODEL_SETTINGS: Final = ("versions", "environment", *_DESCRIPTIONS)
+"""Settings of a model that are options."""
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
+_ONE_MODEL_OPTIONS: Final = ("deployment", "inference_config", "environment", "image", "sample_input")
+"""Further options that describe one model."""
 
 _COMMON: Final = (
     *("path", "model", "versions", "name", "model_dir", "image", "environment", "system_managed", "config"),
@@ -66,20 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a registered model; repeatable",
     )
     parser.add_argument(
-        "--versions",
-        metavar="WHICH",
-        help="latest (the default), latest:N, all, or versions such as 3,7: of PATH and --model, else of all "
-        "models that say nothing else",
-    )
-    parser.add_argument(
-        "--name",
-        help="service name of PATH (default: the name of the file, or of its folder for score.py, main.py, model.* "
-        "and saved_model.pb)",
-    )
-    parser.add_argument(
-        "--model-dir", type=Path, metavar="DIR", help="folder that score.py finds as AZUREML_MODEL_DIR"
-    )
-    parser.add_argument(
         "--use-model",
         action="append",
         default=[],
@@ -125,40 +116,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TensorFlow Serving's batching parameters, for all models; settings given to Stoker itself win over it",
     )
-    parser.add_argument(
-        "--image",
-        type=image_argument,
-        metavar="SPEC",
-        help="how images become the input of PATH, for instance size=28x28,channels=1,scale=255,invert",
+    group = parser.add_argument_group(
+        "model", "settings of PATH; versions and environment those of --model too"
     )
-    parser.add_argument(
-        "--batching",
-        choices=("auto", "merge", "handle", "rows", "none"),
-        help="how requests are batched: auto (the default, as far as is found to be safe), none; rows for a model, "
-        "merge or handle for score.py",
-    )
-    parser.add_argument(
-        "--sample-input",
-        type=Path,
-        metavar="FILE",
-        help="a request that PATH is known to answer (default: sample_input.json beside it)",
-    )
-    parser.add_argument(
-        "--signature",
-        metavar="NAME",
-        help="which signature of the SavedModel PATH is served, several with commas, the default first, or * for all "
-        "(default: serving_default, or the only one)",
-    )
-    parser.add_argument(
-        "--environment",
-        type=Path,
-        metavar="FILE",
-        help="conda file or requirements file of PATH and --model (default: the one beside the script)",
-    )
+    add_setting_options(group, ModelSettings, _MODEL_SETTINGS)
+    parser.set_defaults(**dict.fromkeys(_MODEL_SETTINGS))
     parser.add_argument(
         "--system-managed",
         action="store_true",
-        help="install what it lists into a virtual environment, in which the model then runs",
+        help="install what --environment lists into a virtual environment, in which the model then runs",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file (YAML) with the same settings"
@@ -207,10 +173,9 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         imported.append(ImportedSettings(inference.source, notes=inference.notes))
     if args.batching_parameters_file is not None:
         imported.append(read_batching_parameters(args.batching_parameters_file))
-    if args.model_config_file is not None:
-        models = _configured(args, imported)
-    elif args.path is not None and args.path.suffix == _PROPERTIES:
-        models = _of_torchserve(args, imported)
+    lists_models = args.path is not None and args.path.suffix == _PROPERTIES
+    if args.model_config_file is not None or lists_models:
+        models = _listed_models(args, imported)
     else:
         models = _deployments(args, imported) if args.deployment else _models(args, script)
         imported += _of_mlserver(args)
@@ -227,50 +192,31 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     """Return the models of Azure's deployments; append their server settings to `imported`."""
     from stoker.settings.workspace import Workspace
 
-    _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
+    _check_alone(args, "--deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
     azure = require_extension("azure").configurations()
     deployments = [azure.OnlineDeployment.from_file(file) for file in args.deployment]
     endpoint = azure.OnlineEndpoint.from_file(args.endpoint) if args.endpoint else azure.OnlineEndpoint()
     imported.append(endpoint.imported(deployments))
     run_dir = Workspace.find(args.workspace).run_dir
-    given = _given(args, ("image", "batching", "sample_input"))
-    own = ModelSettings(
-        environment=args.environment, environment_managed="system" if args.system_managed else "user", **given
-    )
+    given = _given(args, ("image", "batching", "sample_input", "signature", "environment"))
+    own = ModelSettings(environment_managed="system" if args.system_managed else "user", **given)
     return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
 
 
-def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """Return the models of TensorFlow Serving's file; append its other settings to `imported`."""
+def _listed_models(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
+    """Return the models of a file of TensorFlow Serving or TorchServe; append its other settings to `imported`."""
     from stoker.models.serving_config import read_model_config
 
-    others = ("deployment", "inference_config", "environment", "system_managed", "image", "sample_input")
-    _check_alone(args, "model_config_file", (*others, *_PATH_OPTIONS))
-    listed, beside = read_model_config(args.model_config_file)
+    given = _given(args, ("batching", "signature"))
+    if args.model_config_file is not None:
+        _check_alone(args, "--model-config-file", ("system_managed", *_ONE_MODEL_OPTIONS, *_PATH_OPTIONS))
+        listed, beside = read_model_config(args.model_config_file)
+    else:
+        _check_alone(args, str(args.path), (*_ONE_MODEL_OPTIONS, *_PATH_OPTIONS[1:]))
+        listed, beside = require_extension("torchserve").read_server_config(args.path)
+        if args.system_managed:
+            given["environment_managed"] = "system"
     imported.append(beside)
-    given = _given(args, ("batching",))
-    return tuple(ModelSettings(**given, given=frozenset(given)).over(model) for model in listed)
-
-
-def _of_torchserve(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """Return the models of TorchServe's file; append its other settings to `imported`."""
-    from stoker.errors import InvalidSettings
-
-    for option in (
-        "inference_config",
-        "deployment",
-        "environment",
-        "image",
-        "sample_input",
-        *_PATH_OPTIONS[1:],
-    ):
-        if getattr(args, option):
-            raise InvalidSettings(f"{_option(option)} describes one model, and {args.path} lists models")
-    listed, beside = require_extension("torchserve").read_server_config(args.path)
-    imported.append(beside)
-    given = _given(args, ("batching",))
-    if args.system_managed:
-        given["environment_managed"] = "system"
     own = ModelSettings(**given, given=frozenset(given))
     return tuple(own.over(model) for model in listed)
 
@@ -290,7 +236,7 @@ def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -
     for option in others:
         if getattr(args, option):
             shown = "PATH" if option == "path" else _option(option)
-            raise InvalidSettings(f"{shown} and {_option(chosen)} both say what is served; leave one out")
+            raise InvalidSettings(f"{shown} and {chosen} both say what is served; leave one out")
 
 
 def _option(name: str) -> str:
@@ -298,11 +244,9 @@ def _option(name: str) -> str:
 
 
 def _given(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:
-    """Return the given ones of these options, with the signature, as settings of PATH or its replacement."""
-    given = {name: getattr(args, name) for name in options if getattr(args, name)}
-    if args.signature:
-        given["signature"] = model_settings({"signature": args.signature}, "command line").signature
-    return given
+    """Return the given ones of these options, as settings of PATH or its replacement."""
+    values = {name: getattr(args, name) for name in options if getattr(args, name)}
+    return read_settings(ModelSettings, values, "command line")
 
 
 def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSettings, ...]:
@@ -310,8 +254,7 @@ def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSetti
     from stoker.errors import InvalidSettings
 
     models = tuple(ModelSettings(registered=reference) for reference in args.model)
-    options = ("name", "model_dir", "image", "batching", "sample_input")
-    given = _given(args, options)
+    given = _given(args, _DESCRIPTIONS)
     if args.use_model:
         given["uses"] = tuple(args.use_model)
     if args.path is not None and script.path is not None:
@@ -326,5 +269,5 @@ def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSetti
             "--environment and --system-managed describe PATH or --model, which are missing"
         )
     managed = "system" if args.system_managed else "user"
-    packages = ModelSettings(environment=args.environment, environment_managed=managed)
+    packages = ModelSettings(environment_managed=managed, **_given(args, ("environment",)))
     return tuple(packages.over(model) for model in models)

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,16 +20,14 @@ from stoker.settings.versions import ON_DEMAND
 if TYPE_CHECKING:
     from stoker.supervisor.server_record import ServerRecord
 
-_WINDOW_S: Final = 1.0
 _READY: Final = "READY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = (
-        "The servers themselves are asked, with the admin key of the workspace; requests/s are those of one second. "
-        "Exit code 0 if all servers are ready, but for those that drain after a reload, 1 if one is not, 2 if none "
-        "runs here."
+        "The servers themselves are asked, with the admin key of the workspace. Exit code 0 if all are ready, but "
+        "for those that drain after a reload, 1 if one is not, 2 if none runs here."
     )
     add_choice_of_servers(parser)
     add_json_argument(parser)
@@ -45,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     last = {record.uri: record for record in running_servers(Workspace.find(args.workspace))}
     ahead = [record for record in chosen if last.get(record.uri, record) == record]
     states = [ServerState(record, draining=True) for record in chosen if record not in ahead]
-    states += observe_servers(ahead, args.workspace, time.monotonic, time.sleep)
+    states += [observe_server(record, args.workspace) for record in ahead]
     if args.json:
         print_json([each.to_json() for each in states])
     else:
-        header = ("ADDRESS", "PID", "UP", "READY", "REQUESTS/S", "MODELS")
+        header = ("ADDRESS", "PID", "UP", "READY", "MODELS")
         sys.stdout.write(table([header, *(each.row(time.time()) for each in states)]))
         for each in states:
             if each.trouble:
@@ -62,8 +60,6 @@ class ServerState:
     """A server and its state.
 
     Attributes:
-        requests: How many requests it has answered or refused; None if it does not say.
-        requests_per_s: None if it does not say.
         models: Its models as the index of the model repository has them; None if it does not say.
         draining: Whether it only answers accepted requests, and a successor has its address.
         trouble: Why it says nothing.
@@ -71,8 +67,6 @@ class ServerState:
 
     record: ServerRecord
     ready: bool = False
-    requests: int | None = None
-    requests_per_s: float | None = None
     models: Sequence[dict[str, Any]] | None = None
     draining: bool = False
     trouble: str = ""
@@ -85,57 +79,30 @@ class ServerState:
             "started_at": datetime.fromtimestamp(self.record.started_s, UTC).isoformat(timespec="seconds"),
             "ready": self.ready,
             "draining": self.draining,
-            "requests_per_s": self.requests_per_s,
             "models": self.models,
         }
 
     def row(self, now_s: float) -> tuple[str, ...]:
         """Return the cells of its line in the table."""
-        rate = "-" if self.requests_per_s is None else f"{self.requests_per_s:.1f}"
         models = "-" if self.models is None else _models_text(self.models)
         up = _uptime_text(now_s - self.record.started_s)
         ready = "draining" if self.draining else "yes" if self.ready else "no"
-        return self.record.uri, str(self.record.pid), up, ready, rate, models
+        return self.record.uri, str(self.record.pid), up, ready, models
 
 
-def observe_servers(
-    records: Sequence[ServerRecord],
-    workspace: Path | None,
-    now_s: Callable[[], float],
-    wait: Callable[[float], None],
-) -> list[ServerState]:
-    """Ask servers for their models, and count their requests during one second.
+def observe_server(record: ServerRecord, workspace: Path | None) -> ServerState:
+    """Ask a server for its models.
 
     Args:
-        workspace: The workspace that has their admin key; None for the one of the current folder.
+        workspace: The workspace that has its admin key; None for the one of the current folder.
     """
-    states = [ServerState(record) for record in records]
-    for each in states:
-        # That needs no key, which is sent to this machine's loopback alone.
-        each.ready = _is_ready(each.record, workspace)
-        try:
-            each.requests = _count_requests(each.record, workspace)
-            each.models = json.loads(ask_server(each.record, workspace, "/v2/repository/index", "POST"))
-        except OperatorError as error:
-            each.trouble = str(error).splitlines()[0]
-    begun_s = now_s()
-    counted = [each for each in states if each.requests is not None]
-    if counted:
-        wait(_WINDOW_S)
-    for each in counted:
-        try:
-            requests = _count_requests(each.record, workspace) - (each.requests or 0)
-        except OperatorError as error:
-            each.trouble = str(error).splitlines()[0]
-        else:
-            # A model that was unloaded meanwhile has taken its counters along.
-            each.requests_per_s = round(max(0, requests) / (now_s() - begun_s), 1)
-    return states
-
-
-def _count_requests(record: ServerRecord, workspace: Path | None) -> int:
-    models = json.loads(ask_server(record, workspace, "/v2/models/stats"))["model_stats"]
-    return sum(model["inference_stats"][end]["count"] for model in models for end in ("success", "fail"))
+    # That needs no key, which is sent to this machine's loopback alone.
+    state = ServerState(record, _is_ready(record, workspace))
+    try:
+        state.models = json.loads(ask_server(record, workspace, "/v2/repository/index", "POST"))
+    except OperatorError as error:
+        state.trouble = str(error).splitlines()[0]
+    return state
 
 
 def _is_ready(record: ServerRecord, workspace: Path | None) -> bool:

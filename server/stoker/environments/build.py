@@ -29,7 +29,7 @@ from packaging.version import Version
 import stoker
 from stoker.environments.build_folders import MANIFEST, build_lock, digest_of, packages_in, remove_unfinished
 from stoker.environments.installers import Installer, python_of
-from stoker.environments.interpreters import Interpreter, choose_interpreter, this_interpreter, variables_for
+from stoker.environments.interpreters import Interpreter, choose_interpreter, this_interpreter
 from stoker.environments.server_packages import (
     OLDEST_NUMPY,
     device_requirements,
@@ -40,6 +40,7 @@ from stoker.environments.server_packages import (
 from stoker.environments.specification import Specification, named_packages, stays_below
 from stoker.environments.trial import check_imports
 from stoker.environments.upload_dates import date_of_pins
+from stoker.environments.variables import variables_for
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker.system.wording import format_count

@@ -14,12 +14,10 @@ from typing import Final, Literal
 from packaging.requirements import Requirement
 
 from stoker.environments.build import Built, Say, build_environment, find_built
-from stoker.environments.files import ENVIRONMENT_FILES, find_environment
 from stoker.environments.installers import mask_secrets
 from stoker.environments.interpreters import allows_python
 from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Entry, Specification
-from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 from stoker.system.wording import format_count
 
@@ -98,22 +96,6 @@ def notes(specification: Specification) -> list[str]:
 
 
 _SHOWN_ITEMS: Final = 20
-
-
-def locate_environment(given: Path | None, managed: str, beside: Path | None) -> Path | None:
-    """Return the environment file of a model: the given one, or one with a known name in the folder `beside`.
-
-    Args:
-        managed: `user` or `system`, which needs a file.
-    """
-    path = given or (find_environment(beside) if beside is not None else None)
-    if path is None and managed == "system":
-        where = f" in {beside}" if beside is not None else ""
-        raise EnvironmentUnusable(
-            f"there is no environment file to build from{where}: name one (--environment FILE, in a deployment "
-            f"file environment:), or put one of these beside the script: {', '.join(ENVIRONMENT_FILES)}"
-        )
-    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from stoker.environments.package_names import not_applicable, on_pypi
 from stoker.environments.pip_files import PipLines, read_text
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable
-from stoker.settings.files import SettingsLoader
 from stoker.settings.names import did_you_mean
+from stoker.settings.yaml_files import SettingsLoader
 
 _SECTIONS: Final = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
 _VARIABLES_NOTE: Final = "variables of conda are not set: set them where stoker serve is started"

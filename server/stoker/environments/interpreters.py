@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -116,17 +116,3 @@ def _probed(executable: Path) -> Interpreter | None:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return Interpreter(Path(path), (version[0], version[1], version[2]))
-
-
-def variables_for(interpreter: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a process run by an interpreter.
-
-    For a virtual environment other than the running one, its commands come first on PATH, and PYTHONPATH is removed
-    so that its own packages take precedence.
-    """
-    if interpreter == Path(sys.executable):
-        return dict(variables)
-    kept = {name: value for name, value in variables.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    folder = interpreter.parent
-    path = os.pathsep.join([str(folder), *filter(None, [variables.get("PATH")])])
-    return {**kept, "PATH": path, "VIRTUAL_ENV": str(folder.parent)}

@@ -10,9 +10,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from stoker.environments.pip_files import PipLines
 from stoker.environments.specification import Place, Specification
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.settings.files import read_yaml
+from stoker.settings.yaml_files import read_yaml
 
-PYTHON_ENV: Final = "python_env.yaml"
 """The name by which such a file is known."""
 _PYTHON_ENV_SECTIONS: Final = ("python", "build_dependencies", "dependencies")
 

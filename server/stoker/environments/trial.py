@@ -58,8 +58,8 @@ def check_imports(specification: Specification, python: Path, site_packages: Pat
         EnvironmentUnusable: One cannot be imported; the message says why.
     """
     # Imported here: they would cost every command a fifth of a second.
-    from stoker.environments.interpreters import variables_for
     from stoker.environments.specification import named_packages
+    from stoker.environments.variables import variables_for
     from stoker_base.package_modules import importable_modules
 
     modules = importable_modules(str(site_packages), named_packages(specification))

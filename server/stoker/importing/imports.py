@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT, kind_of_torch_file
+from stoker.deployment import SAMPLE_FILES, kind_of_torch_file
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing.sentence_transformers import MODULES, pooled_model
 from stoker.models.frameworks import Detected, detect
 from stoker.models.registered import Registered
-from stoker.models.registered_files import copy_files, source_files
+from stoker.models.registered_files import copy_files, name_sample, source_files
 from stoker.models.repository import Repository
 from stoker.models.way_choice import choose_default, describe_place, objection
 from stoker.models.way_measuring import REFERENCE, Bench, measure_way, record_reference
@@ -96,15 +97,19 @@ def _import(
         original, way = place_original(order, folder, model_file(order, staging, leases))
     tried = order.tried if order.tried is not None else _FURTHER[original]
     names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
-    progress = _Progress(report, 1 + 2 * len(names))
-    progress.step("running the original")
+    done = itertools.count()
+
+    def begin_step(label: str) -> None:
+        report(label, next(done), 1 + 2 * len(names))
+
+    begin_step("running the original")
     recorded = record_reference(replace(bench, device="cpu"), way)
     ways: dict[str, Way] = {}
     results = []
     for name in names:
-        progress.step(f"{name}: converting")
+        begin_step(f"{name}: converting")
         made = way if name == original else _made(name, original, way, ways, bench, recorded["signature"])
-        progress.step(f"{name}: measuring")
+        begin_step(f"{name}: measuring")
         if isinstance(made, WayResult):
             results.append(made)
             continue
@@ -165,17 +170,6 @@ def _users_name(place: Path, order: ImportOrder, original: str) -> str:
     return str(order.path)
 
 
-class _Progress:
-    def __init__(self, report: Report, steps: int) -> None:
-        self._report = report
-        self._steps = steps
-        self._done = 0
-
-    def step(self, label: str) -> None:
-        self._report(label, self._done, self._steps)
-        self._done += 1
-
-
 def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayName, Way]:
     """Copy the original, and the sample, to where the files of the version are made.
 
@@ -191,9 +185,7 @@ def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayNam
     if order.sample is not None:
         if not order.sample.is_file():
             raise RepositoryError(f"--sample: {order.sample} is no file")
-        named = f"sample_input{order.sample.suffix.lower()}"
-        target = folder / (named if named in SAMPLE_FILES else SAMPLE_INPUT)
-        target.write_bytes(order.sample.read_bytes())
+        (folder / name_sample(order.sample)).write_bytes(order.sample.read_bytes())
     detected = detect(path)
     name, framework = _way_of(detected)
     root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path

@@ -27,6 +27,7 @@ from stoker.runtimes.base import JoiningRuntime, OutOfMemory, powers_of_two
 from stoker.settings.choices import Acceleration
 from stoker.settings.server import ServerSettings
 from stoker.system.child_orders import answer_order
+from stoker.system.resources import usable_cores
 from stoker.system.wording import format_count
 from stoker.takeover.comparison import Comparison, compare
 
@@ -71,7 +72,7 @@ def _load(order: Mapping[str, Any], acceleration: Acceleration) -> tuple[LoadedM
         model_dir=Path(order["model_dir"]),
         max_batch_rows=order["max_batch_rows"],
         max_body_bytes=settings.max_body_bytes,
-        threads=settings.device_threads,
+        threads=usable_cores(),
         acceleration=acceleration,
         # Of compiled code, which an import has made.
         allow_pickle=order.get("allow_pickle", False),

@@ -15,7 +15,8 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.device.loaded_model import LoadedModel
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import NON_FINITE, Companions
+from stoker.isolation.companions import LADDER, NON_FINITE, Companions
+from stoker.isolation.made_up_rows import made_up_rows
 from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory
 from stoker.samples.sample import find_sample_feeds
@@ -25,9 +26,6 @@ from stoker.wire.packed import pack, unpack
 Feeds = Mapping[str, np.ndarray]
 
 _ROWS: Final = 3
-_FREE_SIZES: Final = (8, 32, 64, 1, 128, 224)
-_LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
-"""Integers that inputs are tried with, up to the first that the model refuses."""
 _HALVINGS: Final = 6
 _MAY_DIFFER: Final = ("huge", *NON_FINITE)
 """Kinds of inputs on which frameworks overflow, or spread NaN, in ways of their own."""
@@ -86,18 +84,16 @@ def record(loaded: LoadedModel, deployment: Deployment) -> list[Case]:
 def _accepted_rows(loaded: LoadedModel, deployment: Deployment, inputs: Sequence[TensorInfo]) -> list[Feeds]:
     """Three requests of one row that the model answers: random ones, else of its sample."""
     refusal = ""
-    for size in _FREE_SIZES:
-        base = [_random(inputs, size, seed, {}) for seed in range(_ROWS)]
+    for companions in made_up_rows(inputs):
+        base = companions.rows
         try:
             for feeds in base:
                 run(loaded, feeds)
         except Exception as error:  # noqa: BLE001  # a model may raise anything for made-up rows
             refusal = refusal or in_one_line(error)
-            if not any(-1 in info.shape[1:] for info in inputs):
-                break
             continue
         most = _ranges(loaded, inputs, base[0])
-        wide = [_random(inputs, size, seed, most) for seed in range(_ROWS)]
+        wide = [_widened(feeds, seed, most) for seed, feeds in enumerate(base)]
         return wide if all(_try(loaded, feeds) is not None for feeds in wide) else base
     sample = find_sample_feeds(deployment, inputs)
     if sample is None:
@@ -124,7 +120,7 @@ def _ranges(loaded: LoadedModel, inputs: Sequence[TensorInfo], base: Feeds) -> d
         def accepts(number: int, name: str = info.name) -> bool:
             return _try(loaded, {**base, name: np.full_like(base[name], number)}) is not None
 
-        for number in (each for each in _LADDER if each <= np.iinfo(info.dtype).max):
+        for number in (each for each in LADDER if each <= np.iinfo(info.dtype).max):
             if accepts(number):
                 accepted = number
                 continue
@@ -137,20 +133,16 @@ def _ranges(loaded: LoadedModel, inputs: Sequence[TensorInfo], base: Feeds) -> d
     return most
 
 
-def _random(inputs: Sequence[TensorInfo], free: int, seed: int, most: Mapping[str, int]) -> Feeds:
-    """Make a request of one row: normal numbers, integers up to 1 or `most`, words."""
+def _widened(feeds: Feeds, seed: int, most: Mapping[str, int]) -> Feeds:
+    """Return a request with normal numbers, and with integers up to `most`, in place of small ones."""
     random = np.random.default_rng((_SEED, seed))
-    feeds: dict[str, np.ndarray] = {}
-    for info in inputs:
-        first = info.shape[:1] and (1 if info.shape[0] < 0 else info.shape[0],)
-        shape = (*first, *(free if size < 0 else size for size in info.shape[1:]))
-        if info.dtype == "string":
-            feeds[info.name] = np.full(shape, f"word{seed} of text".encode(), object)
-        elif info.kind == "f":
-            feeds[info.name] = random.standard_normal(shape).astype(info.dtype)
-        else:
-            feeds[info.name] = random.integers(0, most.get(info.name, 1) + 1, shape).astype(info.dtype)
-    return feeds
+    wide = dict(feeds)
+    for name, array in feeds.items():
+        if name in most:
+            wide[name] = random.integers(0, most[name] + 1, array.shape).astype(array.dtype)
+        elif number_kind(array.dtype) == "f":
+            wide[name] = random.standard_normal(array.shape).astype(array.dtype)
+    return wide
 
 
 def _joined(requests: Sequence[Feeds]) -> Feeds:

@@ -34,7 +34,7 @@ _TEXTS: Final = {
     "long": [b"stoker " * 143],
     "foreign": ["Ωмега 漢字 \U0001f525".encode(), b"stoker"],
 }
-_LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
+LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
 """Integers tried in ascending order before the largest: a model may allocate memory for that many elements."""
 ROWS: Final = 3
 """The number of ordinary rows of a test."""
@@ -109,7 +109,7 @@ def _grades(kind: str, array: np.ndarray) -> list[np.ndarray]:
         return [np.ones_like(array)] if kind == "high" else []
     ends = np.iinfo(array.dtype)
     if kind == "high":
-        return [np.full_like(array, number) for number in (*(n for n in _LADDER if n < ends.max), ends.max)]
+        return [np.full_like(array, number) for number in (*(n for n in LADDER if n < ends.max), ends.max)]
     if kind == "low" and ends.min < 0:
         return [np.full_like(array, number) for number in (-1, ends.min)]
     return []

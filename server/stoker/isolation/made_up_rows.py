@@ -70,7 +70,8 @@ def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Seq
     random = np.random.default_rng((20260721, seed))
     row = {}
     for info in inputs:
-        shape = (1, *(free_size if size < 0 else size for size in info.shape[1:]))
+        free_sizes = (1, *[free_size] * len(info.shape))
+        shape = tuple(free if size < 0 else size for free, size in zip(free_sizes, info.shape, strict=False))
         if info.dtype == "string":
             row[info.name] = text_array(shape, texts or [f"word{seed}".encode()])
         elif info.kind == "f":

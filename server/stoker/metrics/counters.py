@@ -205,9 +205,9 @@ class ModelMetrics:
         self._words[table.CACHE_EVICTIONS.offset] += evicted
 
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
-        """Count device time of a batch, in total and by caller; `caller_rows` has the rows by caller number."""
-        self._words[_BUSY_WORD] += elapsed_ns
+        """Count device time of a batch by caller, then in total; `caller_rows` has the rows by caller number."""
         self._callers.count_times(elapsed_ns, caller_rows, self.limit)
+        self._words[_BUSY_WORD] += elapsed_ns
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
         """Observe how long a batch waited for its turn on the device."""

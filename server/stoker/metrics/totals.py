@@ -93,16 +93,6 @@ class OnDemandTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceTotals:
-    """The sequences of a model with state: live ones, and how many were started, ended by callers, and expired."""
-
-    live: int
-    started: int
-    ended: int
-    expired: int
-
-
-@dataclass(frozen=True, slots=True)
 class CacheTotals:
     """The response cache: lookups and their times, those of misses with the insertion; size and evictions."""
 
@@ -156,21 +146,6 @@ class ModelTotals:
         """Requests admitted or queued for admission now, and the limit of admitted ones; 0 without a limit."""
         held, limit = table.HELD_REQUESTS.counts(self.words)
         return held, limit
-
-    def refusals(self) -> dict[tuple[str, str], int]:
-        """Requests refused with a time to retry, by reason and tier; without zero counts."""
-        return {
-            (reason, tier): count
-            for (reason, tier), word in table.REFUSED.places.items()
-            if (count := self.words[word])
-        }
-
-    def sequences(self) -> SequenceTotals:
-        """The sequences of a model with state."""
-        ended, expired = table.SEQUENCES_ENDED.counts(self.words)
-        return SequenceTotals(
-            self.words[table.SEQUENCES.offset], self.words[table.SEQUENCES_STARTED.offset], ended, expired
-        )
 
     def cache(self) -> CacheTotals:
         """Lookups, times and size of the response cache."""

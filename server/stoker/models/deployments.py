@@ -18,12 +18,11 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.collecting.collection import CollectionSettings
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
-from stoker.environments.check import ModelEnvironment, locate_environment
-from stoker.environments.files import read_environment
+from stoker.environments.location import locate_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.available_models import AvailableModel, EarlierLabels, find_available_models
@@ -49,6 +48,9 @@ from stoker.settings.workspace import Workspace
 from stoker.system.extensions import require_extension
 from stoker.system.extras import how_to_install
 from stoker.system.resources import usable_cores
+
+if TYPE_CHECKING:
+    from stoker.environments.check import ModelEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +236,7 @@ def _own_values(
         "origin": {} if source.registered is None else _origin(source.registered),
         "devices": placement.devices,
         "shortfall": placement.shortfall,
-        "threads": _threads(model, settings, placement),
+        "threads": _threads(framework, model, settings, placement),
         "environment": environment,
         "signatures": model.signature or (),
         "sample_input": model.sample_input and model.sample_input.absolute(),
@@ -279,6 +281,10 @@ def environment_of(deployment: Deployment) -> ModelEnvironment | None:
     """Read the file with the packages that a model requires; None without one."""
     if deployment.environment is None:
         return None
+    # Imported here: they take memory, and most servers have no such model.
+    from stoker.environments.check import ModelEnvironment
+    from stoker.environments.files import read_environment
+
     return ModelEnvironment(
         read_environment(deployment.environment), deployment.environment_managed == "system"
     )
@@ -366,9 +372,13 @@ def _engine_cache(
     return root.engines_dir / f"{source.name}-{source.version}-{digest}"
 
 
-def _threads(model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
-    """Return a replica's share of the server's threads, or fewer by the model's setting."""
-    share = max(1, settings.device_threads // max(1, placement.cpu_replicas))
+def _threads(framework: str, model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
+    """Return a replica's share of the cores, or fewer by the model's setting."""
+    cores = usable_cores()
+    if framework in ("script", "sklearn"):
+        # Idle threads of their libraries may spin, or poll for work: frontends need a core of their own.
+        cores -= settings.frontend_count
+    share = max(1, cores // max(1, placement.cpu_replicas))
     return min(share, model.threads or share)
 
 

@@ -36,6 +36,7 @@ ONNX_FILE = "model.onnx"
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
 _TORCH = (".pt2", ".pt", ".pth", ".ts", ".jit")
 _PICKLES = (".joblib", ".pkl", ".pickle")
+_BY_SUFFIX: Mapping[str, Framework] = {".onnx": "onnx", ".py": "script", **dict.fromkeys(_TORCH, "torch")}
 _ARCHIVES = (".mar", ".tar.gz", ".tgz")
 """The endings of the names of TorchServe's archives."""
 _ARCHIVE_MANIFEST = "MAR-INF/MANIFEST.json"
@@ -135,14 +136,10 @@ def find_models(path: Path) -> list[Detected]:
             or [Detected("torch", file) for file in _torch_models(path)]
             or [Detected("sklearn", file) for file in _pickles(path)]
         )
-    if path.suffix == ".onnx":
-        return [Detected("onnx", path)]
+    if path.suffix in _BY_SUFFIX:
+        return [Detected(_BY_SUFFIX[path.suffix], path)]
     if is_archive(path):
         return [Detected("torchserve", path)]
-    if path.suffix in _TORCH:
-        return [Detected("torch", path)]
-    if path.suffix == ".py":
-        return [Detected("script", path)]
     if path.name in _SAVED_MODEL_FILES:
         return [Detected("tensorflow", path.parent)]
     if path.suffix in _PICKLES or library_of_booster(path) is not None:

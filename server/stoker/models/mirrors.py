@@ -91,15 +91,14 @@ class Mirror:
             OperatorError: Nothing was fetched yet.
         """
         kept = self._kept()
-        if kept is None:
+        if not kept.files:
             raise OperatorError(f"{self.shown} has not been fetched yet")
         return self._place(next(iter(kept.files)), kept) if kept.is_file else self._base(kept)
 
     @property
     def digests(self) -> dict[str, str]:
         """The SHA-256 of each file, by its name in the folder."""
-        kept = self._kept()
-        return {} if kept is None else kept.digests
+        return self._kept().digests
 
     def hold(self) -> int:
         """Keep the files from being removed until the returned descriptor is closed or this process ends."""
@@ -166,7 +165,7 @@ class Mirror:
             wanted = again
         else:
             raise OperatorError(f"{self.shown} changes while it is fetched; fetch it once it is written")
-        known = {} if before is None else before.digests
+        known = before.digests
         changed = [name for name, digest in fetched.items() if known.get(name, digest) != digest]
         if changed:
             first = changed[0]
@@ -175,7 +174,7 @@ class Mirror:
                 f"{many} of {self.shown} changed since the last time: sha256 {fetched[first][:12]}, before "
                 f"{known[first][:12]}"
             )
-        same_names = before is not None and before.files.keys() == wanted.files.keys()
+        same_names = before.files.keys() == wanted.files.keys()
         if not fetched and same_names:
             return False
         return self._place_files(wanted, before, fetched) or not same_names
@@ -189,11 +188,12 @@ class Mirror:
         facts: Mapping[str, Any] = system.info(root)
         return facts
 
-    def _kept(self) -> Listing | None:
+    def _kept(self) -> Listing:
+        """Return the files that were fetched; none at first."""
         try:
             return msgspec.json.decode((self._home / "mirror.json").read_bytes(), type=Listing)
         except (FileNotFoundError, msgspec.MsgspecError):
-            return None
+            return Listing(False, {})
 
     def _base(self, listing: Listing) -> Path:
         """Return the folder of the files; a single file gets a folder named as its folder in the store."""
@@ -208,9 +208,9 @@ class Mirror:
     def _part(self, name: str, file: RemoteFile) -> Path:
         return self._home / "parts" / hashlib.sha256(f"{name}\0{file.mark}".encode()).hexdigest()[:32]
 
-    def _is_there(self, name: str, file: RemoteFile, before: Listing | None) -> bool:
-        kept = None if before is None else before.files.get(name)
-        if before is None or kept is None or not file.mark or kept.mark != file.mark:
+    def _is_there(self, name: str, file: RemoteFile, before: Listing) -> bool:
+        kept = before.files.get(name)
+        if kept is None or not file.mark or kept.mark != file.mark:
             return False
         place = self._place(name, before)
         return place.is_file() and place.stat().st_size == (file.size_bytes or place.stat().st_size)
@@ -250,13 +250,13 @@ class Mirror:
                 raise OperatorError(f"{self.shown} has the SHA-256 {digest}, and should have {self._sha256}")
         return digests
 
-    def _place_files(self, wanted: Listing, before: Listing | None, fetched: Mapping[str, str]) -> bool:
+    def _place_files(self, wanted: Listing, before: Listing, fetched: Mapping[str, str]) -> bool:
         """Move fetched files to their places, and remove deleted ones; return whether a file was replaced.
 
         A file of the same content stays, with its time: a server that polls would load the model again.
         """
-        known = {} if before is None else before.digests
-        if before is not None and self._base(before) == self._base(wanted):
+        known = before.digests
+        if before.files and self._base(before) == self._base(wanted):
             for name in before.files.keys() - wanted.files.keys():
                 place = self._place(name, before)
                 place.unlink(missing_ok=True)

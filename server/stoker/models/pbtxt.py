@@ -7,7 +7,7 @@ values here, because only its reader knows whether it is repeated.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 MOST_CHARACTERS: Final = 1 << 20
@@ -55,7 +55,8 @@ def parse(text: str) -> Message:
     """Read a message."""
     tokens = _Tokens(text)
     message = _message(tokens, "", 0)
-    tokens.expect("the name of a field", at_end=True)
+    if tokens.peek().kind != "end":
+        raise tokens.error("expected the name of a field", tokens.peek())
     return message
 
 
@@ -65,51 +66,45 @@ class _Token(NamedTuple):
     start: int
 
 
-@dataclass(slots=True)
 class _Tokens:
-    """The remaining tokens of a text."""
+    """The remaining tokens of a text. The last one is of the kind `end`, or of the kind `unknown` before it."""
 
-    text: str
-    position: int = 0
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(_tokens_of(text))
+        self._tokens.reverse()
 
     def peek(self) -> _Token:
-        """Return the next token; one of the kind `end` at the end of the text."""
-        while self.position < len(self.text):
-            found = _TOKEN.match(self.text, self.position)
-            if found is None:
-                return _Token("unknown", self.text[self.position], self.position)
-            if found.lastgroup != "blank":
-                return _Token(str(found.lastgroup), found[0], self.position)
-            self.position = found.end()
-        return _Token("end", "", self.position)
+        """Return the next token."""
+        return self._tokens[-1]
 
     def advance(self) -> _Token:
         """Consume and return the next token."""
-        token = self.peek()
-        self.position += len(token.text)
-        return token
+        return self._tokens.pop() if len(self._tokens) > 1 else self._tokens[0]
 
     def skip(self, *signs: str) -> bool:
         """Consume the next token if it is one of these signs."""
         token = self.peek()
-        if token.kind == "sign" and token.text in signs:
+        found = token.kind == "sign" and token.text in signs
+        if found:
             self.advance()
-            return True
-        return False
-
-    def expect(self, expected: str, sign: str = "", *, at_end: bool = False) -> None:
-        """Skip a sign, or check for the end; else raise PbtxtError, which names the `expected` text."""
-        token = self.peek()
-        if (token.kind == "end") if at_end else (token.kind == "sign" and token.text == sign):
-            self.advance()
-            return
-        raise self.error(f"expected {expected}", token)
+        return found
 
     def error(self, problem: str, token: _Token) -> PbtxtError:
-        line = self.text.count("\n", 0, token.start) + 1
-        column = token.start - self.text.rfind("\n", 0, token.start)
+        line = self._text.count("\n", 0, token.start) + 1
+        column = token.start - self._text.rfind("\n", 0, token.start)
         got = "the text ends" if token.kind == "end" else f"got {token.text[:40]}"
         return PbtxtError(f"line {line}, column {column}: {problem}, {got}")
+
+
+def _tokens_of(text: str) -> Iterator[_Token]:
+    position = 0
+    while found := _TOKEN.match(text, position):
+        if found.lastgroup != "blank":
+            yield _Token(str(found.lastgroup), found[0], position)
+        position = found.end()
+    rest = text[position : position + 1]
+    yield _Token("unknown" if rest else "end", rest, position)
 
 
 def _message(tokens: _Tokens, closing: str, depth: int) -> Message:
@@ -139,9 +134,10 @@ def _values(tokens: _Tokens, depth: int) -> list[Value]:
         return values
     while True:
         values.append(_value(tokens, depth))
-        if not tokens.skip(","):
-            tokens.expect("',' or ']'", "]")
+        if tokens.skip("]"):
             return values
+        if not tokens.skip(","):
+            raise tokens.error("expected ',' or ']'", tokens.peek())
 
 
 def _value(tokens: _Tokens, depth: int) -> Value:
@@ -167,25 +163,19 @@ def _value(tokens: _Tokens, depth: int) -> Value:
 
 
 def _number(tokens: _Tokens, token: _Token) -> int | float:
-    value = _number_of(tokens, token)
-    if isinstance(value, int) and value >= _MOST_NUMBER:
-        raise tokens.error("expected a number of at most 64 bits", token)
-    return value
-
-
-def _number_of(tokens: _Tokens, token: _Token) -> int | float:
     text = token.text
     if len(text) > _MOST_DIGITS:
         raise tokens.error(f"expected a number of at most {_MOST_DIGITS} digits", token)
-    if text[:2].lower() == "0x":
-        return int(text, 16)
-    if text.isdigit():
-        if text[0] != "0" or text == "0":
-            return int(text)
-        if not text.strip("01234567"):
-            return int(text, 8)
+    is_hexadecimal = text[:2].lower() == "0x"
+    if not is_hexadecimal and not text.isdigit():
+        return float(text.rstrip("fF"))
+    is_octal = not is_hexadecimal and text[0] == "0" and text != "0"
+    if is_octal and text.strip("01234567"):
         raise tokens.error("expected octal digits behind 0", token)
-    return float(text.rstrip("fF"))
+    value = int(text, 16 if is_hexadecimal else 8 if is_octal else 10)
+    if value >= _MOST_NUMBER:
+        raise tokens.error("expected a number of at most 64 bits", token)
+    return value
 
 
 def _text(tokens: _Tokens, token: _Token) -> str:

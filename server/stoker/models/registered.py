@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+import msgspec
+
 from stoker.errors import CorruptModel, UnknownModel
-from stoker.models.frameworks import FRAMEWORKS, Framework
+from stoker.models.frameworks import Framework
 from stoker.models.registered_files import FileRecord, check_files
 from stoker.models.ways import Ways, digest_of
 from stoker.settings.files import parse_json, settings_text
@@ -23,21 +25,6 @@ FILES_FOLDER: Final = "model"
 LEASE_FILE: Final = ".lease"
 _CHECKSUM: Final = "checksum"
 _MOST_MANIFEST_BYTES: Final = 256 << 20
-
-_KINDS = {
-    "name": str,
-    "version": int,
-    "entry": str,
-    "signature": dict | None,
-    "files": dict,
-    "tags": dict,
-    "description": str,
-    "created_at": str,
-    "source": str,
-    "image": dict | None,
-    "properties": dict,
-    "ways": dict | None,
-}
 
 
 @dataclass(frozen=True)
@@ -133,24 +120,13 @@ class Registered:
         return {**content, _CHECKSUM: _checksum(content)}
 
     def _content(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "version": self.version,
-            "framework": self.framework,
-            "entry": self.entry,
-            "signature": self.signature,
-            "files": {
-                str(path): {"sha256": record.sha256, "size_bytes": record.size_bytes}
-                for path, record in sorted(self.files.items())
-            },
-            "tags": dict(self.tags),
-            "description": self.description,
-            "created_at": self.created_at,
-            "source": self.source,
-            "image": self.image,
-            "properties": dict(self.properties),
-            **({} if self.ways is None else {"ways": self.ways.to_json()}),
-        }
+        files = {str(path): record for path, record in sorted(self.files.items())}
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        content: dict[str, Any] = msgspec.to_builtins({**facts, "files": files}, enc_hook=str)
+        del content["folder"]
+        if self.ways is None:
+            del content["ways"]
+        return content
 
 
 def find_version(folder: Path) -> Registered | None:
@@ -210,34 +186,9 @@ def _check_places(entry: str, files: Iterable[PurePosixPath]) -> None:
 
 
 def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
-    if manifest["framework"] not in FRAMEWORKS:
-        raise ValueError(f"unknown framework {manifest['framework']!r}")
-    # The first manifests had none of these; only imported models have ways.
-    manifest = {"image": None, "properties": {}, "ways": None, **manifest}
-    for name, kind in _KINDS.items():
-        if not isinstance(manifest[name], kind):
-            raise TypeError(f"{name} is {manifest[name]!r}")
-    files = {
-        PurePosixPath(path): FileRecord(str(record["sha256"]), int(record["size_bytes"]))
-        for path, record in manifest["files"].items()
-    }
-    _check_places(manifest["entry"], files)
-    ways = None if manifest["ways"] is None else Ways.from_json(manifest["ways"])
-    for way in () if ways is None else ways.ways.values():
-        _check_places(way.entry, files)
-    return Registered(
-        name=manifest["name"],
-        version=manifest["version"],
-        framework=manifest["framework"],
-        folder=folder,
-        entry=manifest["entry"],
-        signature=manifest["signature"],
-        files=files,
-        tags=manifest["tags"],
-        description=manifest["description"],
-        created_at=manifest["created_at"],
-        source=manifest["source"],
-        image=manifest["image"],
-        properties=manifest["properties"],
-        ways=ways,
-    )
+    registered = msgspec.convert({**manifest, "folder": folder}, Registered)
+    files = {PurePosixPath(path): record for path, record in registered.files.items()}
+    ways = {} if registered.ways is None else registered.ways.ways
+    for entry in (registered.entry, *(way.entry for way in ways.values())):
+        _check_places(entry, files)
+    return replace(registered, files=files)

@@ -100,12 +100,17 @@ def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
     Args:
         sample: The request. It is taken for JSON unless it has the name of an array or image.
     """
+    files = {name: path for name, path in source.files.items() if str(name) not in SAMPLE_FILES}
+    files[PurePosixPath(name_sample(sample))] = sample
+    return SourceFiles.of(source.folders, files)
+
+
+def name_sample(sample: Path) -> str:
+    """Return the name by which a sample is found beside files; raise RepositoryError if it is no file."""
     if not sample.is_file():
         raise RepositoryError(f"the sample input {sample} is not a file")
     named = f"sample_input{sample.suffix.lower()}"
-    files = {name: path for name, path in source.files.items() if str(name) not in SAMPLE_FILES}
-    files[PurePosixPath(named if named in SAMPLE_FILES else SAMPLE_INPUT)] = sample
-    return SourceFiles.of(source.folders, files)
+    return named if named in SAMPLE_FILES else SAMPLE_INPUT
 
 
 def _collect(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from stoker.deployment import library_of_booster
@@ -19,6 +19,13 @@ _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
 """Settings for models whose answers depend only on their inputs, or that run in another way."""
 _FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
 """The keys of `sequence` for inputs and outputs."""
+_FOR_FRAMEWORKS: Final[Mapping[str, tuple[Collection[str], str]]] = {
+    "sequence": (("onnx", "script"), "neither an ONNX model nor an entry script"),
+    "zipmap": (("onnx",), "no ONNX model"),
+    "model_class": (("torch",), "no model of PyTorch"),
+    "signature": (("tensorflow", "sklearn"), "neither a SavedModel nor one of scikit-learn"),
+}
+"""Settings for some frameworks, and how models of the others are called."""
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
 """The ways of batching, by whether an entry script answers requests one by one."""
 
@@ -38,18 +45,13 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         raise InvalidSettings(
             f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
         )
+    for name, (frameworks, others) in _FOR_FRAMEWORKS.items():
+        if getattr(model, name) != getattr(ModelSettings(), name) and source.framework not in frameworks:
+            raise InvalidSettings(f"{source.name} is {others}: {name} is for those alone")
     _check_code(model, source)
     _check_devices(devices, source)
     _check_batching(model, source)
     _check_sequence(model, source)
-    if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
-        raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
-    if model.model_class is not None and source.framework != "torch":
-        raise InvalidSettings(f"{source.name} is no model of PyTorch: model_class is for those alone")
-    if model.signature is not None and source.framework not in ("tensorflow", "sklearn"):
-        raise InvalidSettings(
-            f"{source.name} is neither a SavedModel nor one of scikit-learn: signature is for those alone"
-        )
     if model.uses and model.model_dir is not None:
         raise InvalidSettings(
             f"{source.name} has model_dir and uses; AZUREML_MODEL_DIR can only be one of both"
@@ -96,10 +98,6 @@ def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
 def _check_sequence(model: ModelSettings, source: ModelSource) -> None:
     if model.sequence is None:
         return
-    if source.framework not in ("onnx", "script"):
-        raise InvalidSettings(
-            f"{source.name} is neither an ONNX model nor an entry script: sequence is for those alone"
-        )
     _check_sequence_of(source, model.sequence)
     defaults = ModelSettings()
     for name in _NOT_FOR_SEQUENCES:

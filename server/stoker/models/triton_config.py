@@ -15,9 +15,10 @@ from stoker.models.frameworks import Framework
 from stoker.models.pbtxt_fields import Fields, InvalidField, read_fields
 from stoker.models.triton_batching import batching_settings, version_settings
 from stoker.models.triton_sequences import sequence_settings
-from stoker.models.triton_tensors import DTYPES, read_tensor
+from stoker.models.triton_tensors import read_tensor
 from stoker.models.triton_warm_up import read_warm_up
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.wire.oip_tensors import TRITON_DTYPES
 
 CONFIG_FILE: Final = "config.pbtxt"
 
@@ -134,7 +135,7 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
     settings = {
         **version_settings(fields, "version_policy"),
         **batching_settings(fields, pass_over),
-        **sequence_settings(fields, declaration.inputs, DTYPES, pass_over, base),
+        **sequence_settings(fields, declaration.inputs, pass_over, base),
         **({} if is_python else _parameters(fields, framework, pass_over)),
     }
     if is_python and "instances" in settings:
@@ -154,7 +155,7 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
 def _model_config(fields: Fields, base: Path, declaration: Declaration) -> str:
     """Return the configuration that Triton gives a `model.py`."""
     first = int(bool(declaration.batched))
-    data_types = {dtype: data_type for data_type, dtype in DTYPES.items()}
+    data_types = {dtype: data_type for data_type, dtype in TRITON_DTYPES.items()}
     sides = {
         side: [
             {

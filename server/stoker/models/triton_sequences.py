@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import DeclaredTensor
 from stoker.models.pbtxt_fields import Fields, InvalidField
+from stoker.wire.oip_tensors import TRITON_DTYPES
 
 _NO_ITERATIONS: Final = "is not offered: a model that goes on by itself is a score.py whose run yields"
 _KINDS: Final = {
@@ -17,10 +18,7 @@ _KINDS: Final = {
     "CONTROL_SEQUENCE_CORRID": "id",
 }
 _FLAGS: Final = {"int32_false_true": "int32", "fp32_false_true": "float32", "bool_false_true": "bool"}
-_IDS: Final = {
-    "TYPE_UINT64": "uint64", "TYPE_INT64": "int64", "TYPE_UINT32": "uint32", "TYPE_INT32": "int32",
-    "TYPE_STRING": "string",
-}  # fmt: skip
+_IDS: Final = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _INITIAL_FOLDER: Final = "initial_state"
 """The folder beside `config.pbtxt` with the files of initial states."""
 
@@ -28,7 +26,6 @@ _INITIAL_FOLDER: Final = "initial_state"
 def sequence_settings(
     fields: Fields,
     inputs: Sequence[DeclaredTensor],
-    dtypes: Mapping[str, str],
     pass_over: Callable[..., None],
     base: Path,
 ) -> dict[str, Any]:
@@ -46,7 +43,7 @@ def sequence_settings(
     if batching.flag("iterative_sequence"):
         raise InvalidField(f"{batching.place}iterative_sequence {_NO_ITERATIONS}")
     whole = fields.number("max_batch_size") == 0
-    states = [_state(one, dtypes, pass_over, base, whole=whole) for one in batching.messages("state")]
+    states = [_state(one, pass_over, base, whole=whole) for one in batching.messages("state")]
     controls = _controls(batching)
     if not states and not controls:
         raise InvalidField(f"{batching.place}state is missing: a model without it needs no sequences")
@@ -93,9 +90,7 @@ def _strategy(batching: Fields, sequence: dict[str, Any], pass_over: Callable[..
     return settings
 
 
-def _state(
-    fields: Fields, dtypes: Mapping[str, str], pass_over: Callable[..., None], base: Path, *, whole: bool
-) -> dict[str, Any]:
+def _state(fields: Fields, pass_over: Callable[..., None], base: Path, *, whole: bool) -> dict[str, Any]:
     """Return a state; with `whole` its dims include the batch axis, of size 1."""
     passed = ("use_same_buffer_for_input_output", "use_growable_memory")
     fields.check_known("input_name", "output_name", "data_type", "dims", "initial_state", *passed)
@@ -103,8 +98,10 @@ def _state(
         if fields.flag(field):
             pass_over(f"{fields.place}{field}")
     dims, data_type = fields.sizes("dims"), fields.identifier("data_type")
-    if data_type is not None and data_type not in dtypes:
-        raise InvalidField(f"{fields.place}data_type must be one of {', '.join(dtypes)}, not {data_type}")
+    if data_type is not None and data_type not in TRITON_DTYPES:
+        raise InvalidField(
+            f"{fields.place}data_type must be one of {', '.join(TRITON_DTYPES)}, not {data_type}"
+        )
     initials = fields.messages("initial_state")
     if len(initials) > 1:
         raise InvalidField(f"{fields.place}initial_state stands more than once")
@@ -122,7 +119,7 @@ def _state(
             raise InvalidField(f"{initial.place}data_file is {file!r}; it must be a name without a folder")
     begins = {"initial": base.absolute() / _INITIAL_FOLDER / file} if file else {}
     named = {key: fields.text(key) for key in ("input_name", "output_name")}
-    dtype = {} if data_type is None else {"dtype": dtypes[data_type]}
+    dtype = {} if data_type is None else {"dtype": TRITON_DTYPES[data_type]}
     axis = {}
     if whole and 1 in dims:
         one = dims.index(1)
@@ -145,7 +142,7 @@ def _control(fields: Fields) -> tuple[str, dict[str, Any]]:
         data_type = control.identifier("data_type") or ""
         if data_type not in _IDS:
             raise InvalidField(f"{control.place}data_type must be one of {', '.join(_IDS)}")
-        return name, {"is": "id", "dtype": _IDS[data_type]}
+        return name, {"is": "id", "dtype": TRITON_DTYPES[data_type]}
     flags = [field for field in _FLAGS if control.has(field)]
     values = control.switches(flags[0]) if len(flags) == 1 else ()
     if len(values) != 2:

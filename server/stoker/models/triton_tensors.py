@@ -10,13 +10,8 @@ from typing import Final
 from stoker.deployment import DeclaredTensor
 from stoker.models.pbtxt_fields import Fields, InvalidField
 from stoker.system.durable import read_regular
+from stoker.wire.oip_tensors import TRITON_DTYPES
 
-DTYPES: Final = {
-    "TYPE_BOOL": "bool", "TYPE_UINT8": "uint8", "TYPE_UINT16": "uint16", "TYPE_UINT32": "uint32",
-    "TYPE_UINT64": "uint64", "TYPE_INT8": "int8", "TYPE_INT16": "int16", "TYPE_INT32": "int32",
-    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_BF16": "bfloat16", "TYPE_FP32": "float32",
-    "TYPE_FP64": "float64", "TYPE_STRING": "string",
-}  # fmt: skip
 _MOST_ELEMENTS: Final = (1 << 31) - 1
 _REFUSED_OF_TENSORS: Final = {
     "is_shape_tensor": "shape tensors are TensorRT's: serve the ONNX file",
@@ -42,8 +37,8 @@ def read_tensor(
     name, data_type = fields.text("name"), fields.identifier("data_type")
     if not name:
         raise InvalidField(f"{fields.place}name is missing")
-    if data_type not in DTYPES:
-        dtypes = ", ".join(DTYPES)
+    if data_type not in TRITON_DTYPES:
+        dtypes = ", ".join(TRITON_DTYPES)
         raise InvalidField(f"{fields.place}data_type of {name} must be one of {dtypes}, not {data_type}")
     if not fields.has("dims"):
         raise InvalidField(f"{fields.place}dims of {name} are missing")
@@ -65,7 +60,7 @@ def read_tensor(
             f"{fields.place}reshape of {name}: {list(shape)} cannot become {list(model_shape)}"
         )
     reshaped = None if model_shape is None or model_shape == shape else (*axis, *model_shape)
-    return DeclaredTensor(name, DTYPES[data_type], (*axis, *shape), reshaped, _labels(fields, base))
+    return DeclaredTensor(name, TRITON_DTYPES[data_type], (*axis, *shape), reshaped, _labels(fields, base))
 
 
 def _labels(fields: Fields, base: Path) -> tuple[str, ...]:

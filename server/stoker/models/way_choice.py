@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
+
+import msgspec
 
 from stoker.gpu.selection import choose_device
 from stoker.models.way_measuring import Bench, measure_way
@@ -106,17 +106,15 @@ def choose_here(
 
 def _read_cache(file: Path) -> dict[str, list[WayResult]]:
     try:
-        content = json.loads(settings_text(file, _MOST_BYTES))
-        return {place: list(map(WayResult.from_json, results)) for place, results in content.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.json.decode(settings_text(file, _MOST_BYTES), type=dict[str, list[WayResult]])
+    except (OSError, ValueError):
         # Missing or damaged: the ways are measured again.
         return {}
 
 
 def _write_cache(file: Path, measured: Mapping[str, Sequence[WayResult]]) -> None:
-    content = {place: list(map(asdict, results)) for place, results in measured.items()}
     try:
         private_folder(file.parent)
-        replace_file(file, json.dumps(content, indent=2).encode())
+        replace_file(file, msgspec.json.format(msgspec.json.encode(measured)))
     except OSError as error:
         logger.warning("%s cannot be written, so the next start measures again: %s", file, error.strerror)

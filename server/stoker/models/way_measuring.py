@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from stoker.errors import LoadFailed
 from stoker.models.ways import Way, WayResult
 from stoker.system.child_orders import order_child
@@ -75,4 +77,4 @@ def measure_way(name: str, way: Way, bench: Bench) -> WayResult:
         return WayResult(name, problem=" ".join(str(error).split()))
     difference = answer["difference"]
     answer["difference"] = None if difference is None or not math.isfinite(difference) else difference
-    return WayResult.from_json({"way": name, **answer})
+    return msgspec.convert({"way": name, **answer}, WayResult)

@@ -66,11 +66,6 @@ class WayResult:
         """The rank of a way: the time of one row and the time a row in the best batch have equal weight."""
         return self.one_row_ms * self.best_ms / self.best_rows
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> WayResult:
-        """Inverse of `dataclasses.asdict`."""
-        return cls(**{**content, "remarks": tuple(content["remarks"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Ways:
@@ -96,22 +91,13 @@ class Ways:
     ways: Mapping[str, Way]
     results: tuple[WayResult, ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        if not {self.original, self.default} <= self.ways.keys() <= set(WAY_NAMES):
+            raise ValueError(f"unknown ways {', '.join(self.ways)}")
+
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Ways:
-        """Inverse of `to_json`.
-
-        Raises:
-            TypeError, KeyError, ValueError: The content is malformed.
-        """
-        ways = {name: Way(**way) for name, way in content["ways"].items()}
-        if not {content["original"], content["default"]} <= ways.keys() <= set(WAY_NAMES):
-            raise ValueError(f"unknown ways {', '.join(ways)}")
-        results = tuple(map(WayResult.from_json, content["results"]))
-        return cls(**{**content, "ways": ways, "results": results})
 
 
 def digest_of(checksums: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -64,17 +64,6 @@ class MeasuredCurve:
             tuple(round(times.expected_ns(size, 1) * least) for size in sizes) if beside else (),
             filled,
             round(spread, 3),
-        )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        return cls(
-            tuple(value["rows"]),
-            tuple(round(ms * 1e6) for ms in value["ms"]),
-            tuple(round(ms * 1e6) for ms in value["ms_beside_another"]),
-            value["filled"],
-            value["spread"],
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import yaml
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
 from stoker.profiling.candidates import Candidate
-from stoker.settings.files import read_yaml
+from stoker.settings.yaml_files import read_yaml
 
 _SEARCHED: Final = ("max_batch_rows", "instances", "batch_buckets")
 """Settings that the search overrides; `execution` is written only if it differs from the configured one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -109,7 +109,38 @@ def _read_sample(sample: Path, columns: Sequence[Column]) -> dict[int, tuple[Kin
     return found
 
 
-_Inspect = Callable[[Any, Any, Sequence[int]], bool]
+_LISTS: Final = ("transformer_list", "calibrated_classifiers_", "estimators_")
+_PARTS: Final = (
+    "transformer_list", "best_estimator_", "regressor_", "calibrated_classifiers_", "_preprocessor", "estimators_",
+    "estimator_",
+)  # fmt: skip
+"""Attributes of estimators that consist of others; those of `_LISTS` have several."""
+
+
+def _parts_of(estimator: Any, places: Sequence[int]) -> list[tuple[Any, Sequence[int]]] | None:
+    """Return the parts of an estimator with the places of their columns; None if it does not consist of others."""
+    indices = getattr(estimator, "_transformer_to_input_indices", None)
+    if indices and isinstance(indices, dict):
+        return [
+            (transformer, [places[index] for index in indices.get(name, ())])
+            for name, transformer, _ in estimator.transformers_
+            if not (isinstance(transformer, str) and transformer == "drop")
+        ]
+    for name in _PARTS:
+        found = getattr(estimator, name, None)
+        parts = found if name in _LISTS else [found]
+        # Estimators of other packages may use these names otherwise.
+        if found is None or not parts or not isinstance(parts, list):
+            continue
+        if name == "calibrated_classifiers_":
+            parts = [parts[0].estimator]
+        # Bagging gives each part a choice of the columns.
+        chosen = getattr(estimator, "estimators_features_", [range(len(places))] * len(parts))
+        return [
+            (part[1] if isinstance(part, tuple) else part, [places[index] for index in own])
+            for part, own in zip(parts, chosen, strict=True)
+        ]
+    return None
 
 
 @dataclass
@@ -143,17 +174,30 @@ class _ColumnSearch:
             # A function before it has dropped or added columns.
             self._used.update(places)
             return False
-        for attribute, (kind, inspect) in self._parts().items():
-            value = getattr(estimator, attribute, None)
-            # Estimators of other packages may use these names otherwise.
-            if value is not None and isinstance(value, kind) and (kind is object or value):
-                return inspect(estimator, value, places)
+        steps = getattr(estimator, "steps", None)
+        if steps and isinstance(steps, list):
+            return all(self.inspect(step, places) for _, step in steps)
+        parts = _parts_of(estimator, places)
+        if parts is not None:
+            if getattr(estimator, "passthrough", False) is True:
+                # The estimator behind the parts gets the columns too.
+                self._used.update(places)
+            for part, own in parts:
+                self.inspect(part, own)
+            return False
         self._used.update(places)
         self._note_categories_of_booster(booster_of(estimator), places)
-        for attribute, note in self._notes().items():
-            value = getattr(estimator, attribute, None)
-            if value is not None:
-                return note(estimator, value, places)
+        if (categories := getattr(estimator, "categories_", None)) is not None:
+            for place, values in zip(
+                places, categories if isinstance(categories, list) else (), strict=False
+            ):
+                self._note(place, np.atleast_1d(np.asarray(values)))
+            return False
+        if (statistics := getattr(estimator, "statistics_", None)) is not None:
+            return self._note_statistics(estimator, statistics, places)
+        if hasattr(estimator, "build_analyzer"):
+            self._note_texts(estimator, places)
+            return False
         return type(estimator).__name__ == "FunctionTransformer"
 
     def _places_of(self, estimator: Any, places: Sequence[int]) -> Sequence[int]:
@@ -164,64 +208,6 @@ class _ColumnSearch:
             return places
         return [by_name[str(name)] for name in names]
 
-    def _parts(self) -> dict[str, tuple[type, _Inspect]]:
-        """Return how to inspect an estimator that consists of others, by an attribute and its type."""
-        return {
-            "steps": (list, self._inspect_steps),
-            "_transformer_to_input_indices": (dict, self._inspect_transformers),
-            "transformer_list": (list, self._inspect_all),
-            "best_estimator_": (object, self._inspect_inner),
-            "regressor_": (object, self._inspect_inner),
-            "calibrated_classifiers_": (list, self._inspect_calibrated),
-            "_preprocessor": (object, self._inspect_inner),
-            "estimators_": (list, self._inspect_all),
-            "estimator_": (object, self._inspect_inner),
-        }
-
-    def _notes(self) -> dict[str, _Inspect]:
-        """Return how to note the values that an estimator has seen, by an attribute that holds them."""
-        return {
-            "categories_": self._note_categories,
-            "statistics_": self._note_statistics,
-            "build_analyzer": self._note_texts,
-        }
-
-    def _inspect_steps(self, estimator: Any, steps: Any, places: Sequence[int]) -> bool:
-        del estimator
-        return all(self.inspect(step, places) for _, step in steps)
-
-    def _inspect_transformers(self, estimator: Any, indices: Any, places: Sequence[int]) -> bool:
-        for name, transformer, _ in estimator.transformers_:
-            if not (isinstance(transformer, str) and transformer == "drop"):
-                self.inspect(transformer, [places[index] for index in indices.get(name, ())])
-        return False
-
-    def _inspect_all(self, estimator: Any, parts: Any, places: Sequence[int]) -> bool:
-        if getattr(estimator, "passthrough", False) is True:
-            # The estimator behind the parts gets the columns too.
-            self._used.update(places)
-        # Bagging gives each part a choice of the columns.
-        chosen = getattr(estimator, "estimators_features_", None)
-        for number, part in enumerate(parts):
-            own = places if chosen is None else [places[index] for index in chosen[number]]
-            self.inspect(part[1] if isinstance(part, tuple) else part, own)
-        return False
-
-    def _inspect_calibrated(self, estimator: Any, parts: Any, places: Sequence[int]) -> bool:
-        del estimator
-        return self._inspect_inner(None, parts[0].estimator, places)
-
-    def _inspect_inner(self, estimator: Any, inner: Any, places: Sequence[int]) -> bool:
-        del estimator
-        self.inspect(inner, places)
-        return False
-
-    def _note_categories(self, estimator: Any, categories: Any, places: Sequence[int]) -> bool:
-        del estimator
-        for place, values in zip(places, categories if isinstance(categories, list) else (), strict=False):
-            self._note(place, np.atleast_1d(np.asarray(values)))
-        return False
-
     def _note_statistics(self, estimator: Any, statistics: Any, places: Sequence[int]) -> bool:
         for place, value in zip(places, np.atleast_1d(np.asarray(statistics, object)), strict=False):
             if isinstance(value, str):
@@ -231,12 +217,10 @@ class _ColumnSearch:
                 self.columns[place] = replace(self.columns[place], missing=None)
         return not getattr(estimator, "add_indicator", False)
 
-    def _note_texts(self, estimator: Any, analyzer: Any, places: Sequence[int]) -> bool:
-        del analyzer
+    def _note_texts(self, estimator: Any, places: Sequence[int]) -> None:
         words = [word for word in (getattr(estimator, "vocabulary_", None) or ()) if isinstance(word, str)]
         for place in places:
             self._note(place, np.array([*words[:EXAMPLES], *TEXTS][:EXAMPLES], object))
-        return False
 
     def _note(self, place: int, values: np.ndarray) -> None:
         """Note values with which a column was fitted."""

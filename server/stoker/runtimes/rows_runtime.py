@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.packed import Run
@@ -24,6 +25,6 @@ class RowsRuntime:
         outputs = self._run(dict(zip(self._inputs, inputs, strict=True)))
         return [outputs[name] for name in self._outputs]
 
-    def fork(self) -> RowsRuntime:
+    def fork(self) -> Self:
         """Return another runtime of the same model."""
-        return RowsRuntime(self._run, self.signature)
+        return copy(self)

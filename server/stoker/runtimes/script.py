@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -147,15 +148,9 @@ class BodyScript:
 class StreamingScript(BodyScript):
     """A `run` that yields its answers, several at the same time. Each runs on a thread, which is an instance."""
 
-    def __init__(
-        self, calls: BatchedCalls, max_body_bytes: int, isolation: RowIsolation | None = None
-    ) -> None:
-        super().__init__(calls, max_body_bytes, isolation)
-        self._arguments = calls, max_body_bytes, isolation
-
     def fork(self) -> StreamingScript:
         """Return the script for another thread."""
-        return StreamingScript(*self._arguments)
+        return copy(self)
 
 
 def _isolation(form: ScriptForm, wanted: str) -> RowIsolation:

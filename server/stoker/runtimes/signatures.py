@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.batch_monitor import BatchMonitor
-from stoker.runtimes.base import Outputs, RowFailure
-from stoker.runtimes.packed import Feeds, PackedRuntime
-from stoker.tensors import DEFAULT_SIGNATURE, NamedSignature
+from stoker.isolation.graph_analysis import GraphAnalysis
+from stoker.runtimes.base import Outputs, RowFailure, Runtime
+from stoker.runtimes.packed import Feeds, PackedRuntime, Run
+from stoker.runtimes.wrapping import wrap_model
+from stoker.tensors import DEFAULT_SIGNATURE, Method, ModelTensors, NamedSignature, Signature
 from stoker.wire.packed import signature_of
 
 _ALL: Final = "*"
@@ -45,6 +48,63 @@ def choose_signatures(path: Path, present: Sequence[str], wanted: Sequence[str])
     first = named or [DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in present else present[0]]
     further = [name for name in present if name not in first] if _ALL in wanted else []
     return [*first, *further]
+
+
+def name_signature(runtime: Runtime, name: str, tensors: ModelTensors, method: Method = "predict") -> None:
+    """Name the only signature of a runtime.
+
+    Args:
+        tensors: Its tensors before the choice of a runtime.
+    """
+    served = runtime.signature.model_tensors
+    assert served is not None, "only scripts have none"
+    named = NamedSignature(name, _restore_properties(served, tensors), method)
+    runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
+
+
+def pack_signature(
+    label: str,
+    deployment: Deployment,
+    run: Run,
+    tensors: ModelTensors,
+    read: Callable[[], GraphAnalysis] | None = None,
+    *,
+    is_default: bool,
+    examples: Feeds | None = None,
+    computed_in: str | None = None,
+) -> PackedRuntime:
+    """Return the runtime of one of several signatures: its requests are packed, even if all rows are numbers.
+
+    The operator's declaration and sample are for the default signature.
+
+    Args:
+        label: Names the signature in messages.
+    """
+    names = {info.name for info in tensors.inputs}
+    own = dataclasses.replace(
+        deployment,
+        name=f"{deployment.name}, {label}",
+        pad={name: value for name, value in deployment.pad.items() if name in names},
+    )
+
+    def pack_rows(rows: Signature) -> Runtime:
+        assert rows.model_tensors is not None, "rows of numbers have them"
+        return PackedRuntime(run, _restore_properties(rows.model_tensors, tensors), own, rows.isolation)
+
+    runtime = wrap_model(
+        own, run, tensors, pack_rows, read, sampled=is_default, examples=examples, computed_in=computed_in
+    )
+    assert isinstance(runtime, PackedRuntime), "`pack_rows` and `wrap_model` make no other"
+    return runtime
+
+
+def _restore_properties(served: ModelTensors, own: ModelTensors) -> ModelTensors:
+    """Return the tensors of a runtime with the properties of an estimator's that a signature of rows lacks."""
+    nullable = {info.name: info.nullable for info in own.inputs}
+    inputs = tuple(
+        dataclasses.replace(info, nullable=nullable.get(info.name, False)) for info in served.inputs
+    )
+    return dataclasses.replace(served, inputs=inputs, estimator=own.estimator, table=own.table)
 
 
 class SignaturesRuntime:

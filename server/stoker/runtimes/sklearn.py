@@ -30,14 +30,14 @@ from stoker.runtimes.base import PROBE_ROWS, Runtime
 from stoker.runtimes.boosters import read_booster, wrap_booster
 from stoker.runtimes.estimator_columns import possible_inputs
 from stoker.runtimes.estimator_inputs import EstimatorInput, Table
-from stoker.runtimes.packed import Feeds, PackedRuntime
+from stoker.runtimes.packed import Feeds
 from stoker.runtimes.rows_runtime import RowsRuntime
-from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures, name_signature, pack_signature
 from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.load_advice import load_advice
 from stoker.system.extras import how_to_install
 from stoker.system.wording import format_count
-from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, TensorInfo
 from stoker_base.former_names import provide_former_names
 
 logger = logging.getLogger(__name__)
@@ -101,44 +101,25 @@ def _serve_one(method: _Method, deployment: Deployment) -> Runtime:
         lambda rows: RowsRuntime(method.run, rows),
         examples=method.examples,
     )
-    tensors = runtime.signature.model_tensors
-    assert tensors is not None, "only scripts have none"
-    named = NamedSignature(method.name, _restore_properties(tensors, method))
-    runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
+    name_signature(runtime, method.name, method.tensors)
     return runtime
 
 
 def _serve_several(methods: Sequence[_Method], deployment: Deployment) -> Runtime:
     signatures, runtimes = [], {}
     for method in methods:
-        runtime = _pack_method(method, deployment, is_default=method is methods[0])
+        runtime = pack_signature(
+            f"method {method.name}",
+            deployment,
+            method.run,
+            method.tensors,
+            is_default=method is methods[0],
+            examples=method.examples,
+        )
         assert runtime.signature.tensors is not None, "packed rows have them"
         runtimes[method.name] = runtime
         signatures.append(NamedSignature(method.name, runtime.signature.tensors))
     return SignaturesRuntime(signatures, runtimes)
-
-
-def _pack_method(method: _Method, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
-    own = dataclasses.replace(deployment, name=f"{deployment.name}, method {method.name}")
-
-    def pack_rows(rows: Signature) -> Runtime:
-        assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(method.run, _restore_properties(rows.model_tensors, method), own, rows.isolation)
-
-    # The operator's declaration and sample are for the default method.
-    runtime = wrap_model(
-        own, method.run, method.tensors, pack_rows, sampled=is_default, examples=method.examples
-    )
-    assert isinstance(runtime, PackedRuntime), "`pack_rows` and `wrap_model` make no other"
-    return runtime
-
-
-def _restore_properties(tensors: ModelTensors, method: _Method) -> ModelTensors:
-    """Return the tensors of a runtime with the properties of an estimator's that a signature of rows lacks."""
-    own = method.tensors
-    nullable = {info.name: info.nullable for info in own.inputs}
-    inputs = tuple(dataclasses.replace(info, nullable=nullable[info.name]) for info in tensors.inputs)
-    return dataclasses.replace(tensors, inputs=inputs, estimator=True, table=own.table)
 
 
 def _make_methods(

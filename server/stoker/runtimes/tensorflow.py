@@ -15,9 +15,9 @@ from stoker.errors import LoadFailed
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.execution_choice import feasible_sizes, sample_rows
-from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.saved_model import SavedModel, SavedSignature
-from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures, name_signature, pack_signature
 from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.runtimes.wrapping import wrap_model
 from stoker.tensors import NamedSignature, Signature
@@ -50,7 +50,16 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
                 raise
             logger.info("%s: the signature %s is left out: %s", deployment.name, name, error)
             continue
-        runtimes[name] = _pack_signature(signature, deployment, computed_in, is_default=name == names[0])
+        runtimes[name] = pack_signature(
+            f"signature {name}",
+            deployment,
+            signature.run,
+            signature.tensors,
+            signature.read,
+            is_default=name == names[0],
+            computed_in=computed_in,
+        )
+        _restore_state(runtimes[name], signature)
         tensors = runtimes[name].signature.tensors
         assert tensors is not None, "packed rows have them"
         signatures.append(NamedSignature(name, tensors, model.method(name)))
@@ -73,40 +82,7 @@ def _serve_one(model: SavedModel, name: str, deployment: Deployment, computed_in
         deployment, signature.run, signature.tensors, rows_runtime, signature.read, computed_in=computed_in
     )
     _restore_state(runtime, signature)
-    tensors = runtime.signature.model_tensors
-    assert tensors is not None, "only scripts have none"
-    named = NamedSignature(name, tensors, model.method(name))
-    runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
-    return runtime
-
-
-def _pack_signature(
-    signature: SavedSignature, deployment: Deployment, computed_in: str | None, *, is_default: bool
-) -> PackedRuntime:
-    """Return the runtime of one of several signatures: its requests are packed, even if all rows are numbers."""
-    names = {info.name for info in signature.inputs}
-    own = dataclasses.replace(
-        deployment,
-        name=f"{deployment.name}, signature {signature.name}",
-        pad={name: value for name, value in deployment.pad.items() if name in names},
-    )
-
-    def pack_rows(rows: Signature) -> Runtime:
-        assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(signature.run, rows.model_tensors, own, rows.isolation)
-
-    # The operator's declaration and sample are for the default signature.
-    runtime = wrap_model(
-        own,
-        signature.run,
-        signature.tensors,
-        pack_rows,
-        signature.read,
-        sampled=is_default,
-        computed_in=computed_in,
-    )
-    assert isinstance(runtime, PackedRuntime), "`pack_rows` and `wrap_model` make no other"
-    _restore_state(runtime, signature)
+    name_signature(runtime, name, signature.tensors, model.method(name))
     return runtime
 
 
@@ -128,17 +104,13 @@ def _check_padding(deployment: Deployment, signatures: Sequence[NamedSignature])
             )
 
 
-class TensorFlowRuntime:
+class TensorFlowRuntime(RowsRuntime):
     """A signature whose inputs are batches of rows of a fixed shape; several threads may run it."""
 
-    def __init__(
-        self, model: SavedSignature, signature: Signature, compiled: Mapping[int, Any] | None = None
-    ) -> None:
-        self.signature = signature
+    def __init__(self, model: SavedSignature, signature: Signature) -> None:
+        super().__init__(model.run, signature)
         self._model = model
-        self._compiled = compiled or {}
-        self._input_names = [spec.name for spec in signature.inputs]
-        self._output_names = [spec.name for spec in signature.outputs]
+        self._compiled: Mapping[int, Any] = {}
 
     def compile(self, name: str, sizes: Sequence[int]) -> None:
         """Compile the signature with XLA for batches of these sizes; batches of other sizes run without it.
@@ -158,7 +130,7 @@ class TensorFlowRuntime:
             expected = self.run(inputs)
             try:
                 compiled[rows] = self._model.compile(rows)
-                outputs = self._run(inputs, compiled[rows])
+                outputs = self._run_compiled(inputs, compiled[rows])
             except Exception as error:
                 raise LoadFailed(f"{name}: XLA cannot compile it for {rows} rows: {error}") from error
             difference = largest_difference(outputs, expected)
@@ -178,16 +150,12 @@ class TensorFlowRuntime:
 
     def run(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
         """Run one batch; see `Runtime.run`."""
-        return self._run(inputs, self._compiled.get(len(inputs[0])))
+        return self._run_compiled(inputs, self._compiled.get(len(inputs[0])))
 
     def restore(self) -> None:
         """See `RestoringRuntime`."""
         self._model.restore()
 
-    def fork(self) -> TensorFlowRuntime:
-        """Return another runtime of the same model."""
-        return TensorFlowRuntime(self._model, self.signature, self._compiled)
-
-    def _run(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:
-        results = self._model.run(dict(zip(self._input_names, inputs, strict=True)), compiled)
-        return [results[name] for name in self._output_names]
+    def _run_compiled(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:
+        results = self._model.run(dict(zip(self._inputs, inputs, strict=True)), compiled)
+        return [results[name] for name in self._outputs]

@@ -35,14 +35,10 @@ from stoker.scripts.imports import PROVIDED_FOR_TRITON
 from stoker.scripts.server_calls import CALLERS, on_behalf_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.oip_tensors import TRITON_DTYPES
 from stoker.wire.packed import FACTS, pack, unpack
 
 logger = logging.getLogger(__name__)
-
-_DTYPES: Final = {
-    f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}": dtype for dtype, datatype in DATATYPES.items()
-}
 
 _COMPLETED: Final = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")
 """The fields of a configuration that `auto_complete_config` may set, as in Triton."""
@@ -134,7 +130,7 @@ def _tensors(config: Mapping[str, Any], deployment: Deployment) -> ModelTensors:
 
 def _tensor(side: str, properties: Mapping[str, Any], *, batched: bool) -> TensorInfo:
     try:
-        dtype = _DTYPES[properties["data_type"]]
+        dtype = TRITON_DTYPES[properties["data_type"]]
         shape = tuple(map(int, properties["dims"]))
         return TensorInfo(
             str(properties["name"]),

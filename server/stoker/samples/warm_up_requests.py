@@ -19,8 +19,9 @@ from stoker.errors import LoadFailed, RequestError
 from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, number_kind
-from stoker.wire.oip_tensors import DATATYPES, from_raw
-from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
+from stoker.wire.oip_tensors import TRITON_DTYPES, from_raw
+from stoker.wire.protobuf import MalformedMessage
+from stoker.wire.protobuf_message import Message
 
 _MAX_RECORDS: Final = 1000
 """TensorFlow Serving refuses files with more records."""
@@ -69,28 +70,14 @@ def _records(path: Path) -> Iterator[bytes]:
 
 def _predict_inputs(record: bytes) -> dict[str, bytes] | None:
     """The `TensorProto` messages of a `PredictionLog` by input; None if it is not a predict request."""
-    logs = [content for field, content in _fields(record) if field == _PREDICT_LOG]
-    if not logs:
-        return None
-    inputs: dict[str, bytes] = {}
-    for field, request in _fields(logs[-1]):
-        if field == _REQUEST:
-            entries = (dict(_fields(entry)) for name, entry in _fields(request) if name == _INPUTS)
-            inputs.update({entry.get(_KEY, b"").decode(): entry.get(_VALUE, b"") for entry in entries})
-    return inputs
-
-
-def _fields(message: bytes) -> list[tuple[int, bytes]]:
-    """The length-delimited fields of a protobuf message: number and content; others are skipped.
-
-    Raises:
-        ValueError: The bytes are no protobuf message.
-    """
     try:
-        found = list(fields_of(message, 0, len(message)))
+        log = Message(record)
+        if not log.has(_PREDICT_LOG):
+            return None
+        entries = log.message(_PREDICT_LOG).message(_REQUEST).messages(_INPUTS)
+        return {entry.text(_KEY): entry.content(_VALUE) for entry in entries}
     except (MalformedMessage, IndexError) as error:
         raise ValueError("a record is no protobuf message") from error
-    return [(number, message[begin:end]) for number, wire, _, begin, end in found if wire == BYTES]
 
 
 def _array(content: bytes) -> np.ndarray:
@@ -151,10 +138,9 @@ def _warm_up_array(
 ) -> np.ndarray:
     batched = len(entry.dims) + 1 == len(info.shape)
     shape = (1, *entry.dims) if batched else entry.dims
-    expected = "STRING" if info.dtype == "string" else DATATYPES[info.dtype]
     rows = max(request.batch_size, 1) if batched else 1
     given = (rows, *entry.dims) if batched else shape
-    if entry.data_type != f"TYPE_{expected}" or not info.fits(given) or not math.prod(given):
+    if TRITON_DTYPES.get(entry.data_type) != info.dtype or not info.fits(given) or not math.prod(given):
         sizes = ",".join(map(str, shape))
         raise LoadFailed(
             f"the model_warmup {request.name!r} does not fit the model: expected {info}, got {entry.data_type} "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
 from stoker.script_form import ScriptForm
@@ -24,25 +25,25 @@ _REFUSED_KINDS: Final = (
 )
 
 
-class Form(Protocol):
+class Form(ABC):
     """How requests become arguments of `run`."""
 
     described: ScriptForm
 
+    @abstractmethod
     def data(self, request: ScriptRequest) -> dict[str, Any]:
         """Return the arguments for the data.
 
         Raises:
             RequestError: The request does not fit the form.
         """
-        ...
 
     def release(self, arguments: dict[str, Any]) -> None:
         """Close files of the arguments; called when the answer is complete."""
-        ...
+        del arguments
 
 
-class _StringForm:
+class _StringForm(Form):
     """`run(raw_data)`: the body as text."""
 
     described = ScriptForm()
@@ -57,11 +58,8 @@ class _StringForm:
             raise MalformedBody.not_utf8(error) from None
         return {self._name: text.removeprefix("\ufeff")}
 
-    def release(self, arguments: dict[str, Any]) -> None:
-        pass
 
-
-class _RawForm:
+class _RawForm(Form):
     """`@rawhttp`: the request itself."""
 
     described = ScriptForm(kind="raw", wants_head=True)
@@ -77,7 +75,7 @@ class _RawForm:
         arguments[self._name].close()
 
 
-class _SchemaForm:
+class _SchemaForm(Form):
     """`@input_schema`: the members of a JSON object by name, converted by the decorators."""
 
     def __init__(
@@ -108,9 +106,6 @@ class _SchemaForm:
             elif parameter.default is inspect.Parameter.empty:
                 raise RequestError(f"A value is not provided for the '{parameter.name}' parameter.")
         return arguments
-
-    def release(self, arguments: dict[str, Any]) -> None:
-        pass
 
 
 def parameters_of(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.settings.files import parse_json, read_yaml, settings_text
+from stoker.settings.files import parse_json, settings_text
+from stoker.settings.yaml_files import read_yaml
 
 MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")

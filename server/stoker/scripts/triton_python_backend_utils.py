@@ -17,21 +17,12 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from stoker.scripts.server_calls import CallFailed, call_model, is_ready
+from stoker.wire.oip_tensors import TRITON_DTYPES
 
 TRITON_STRING_TO_NUMPY: Final[dict[str, Any]] = {
-    "TYPE_BOOL": np.bool_,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
+    name: np.object_ if dtype == "string" else np.dtype(dtype).type
+    for name, dtype in TRITON_DTYPES.items()
+    if dtype != "bfloat16"
 }
 TRITONSERVER_MEMORY_CPU: Final = 0
 TRITONSERVER_MEMORY_GPU: Final = 1

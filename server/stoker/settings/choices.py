@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from stoker.errors import InvalidSettings
@@ -84,71 +84,53 @@ class Acceleration:
     compile: bool = False
 
 
+_TAKES: Final[Mapping[str, frozenset[str]]] = {
+    "script": frozenset(),
+    "sklearn": frozenset(),
+    "onnx": frozenset({"memory_mb", "provider", "precision", "execution", "optimize"}),
+    "tensorflow": frozenset({"memory_mb", "precision", "xla"}),
+    "torch": frozenset({"memory_mb", "precision", "execution", "compile"}),
+}
+"""The choices that models of each framework take; other frameworks are not checked."""
+_MODELS: Final = {"onnx": "ONNX models", "tensorflow": "SavedModels", "torch": "models of PyTorch"}
+_ADVICE: Final = {
+    "script": "an entry script sets up its framework itself",
+    "sklearn": "scikit-learn computes on the CPU",
+}
+_CONFLICTS: Final[Sequence[tuple[str, Mapping[str, object], str]]] = (
+    ("onnx", {"provider": "tensorrt", "execution": "graph"}, "execution: graph is for provider: cuda"),
+    (
+        "onnx",
+        {"provider": "tensorrt", "precision": "fp32"},
+        "TensorRT always uses TF32 for float32; leave it out",
+    ),
+    ("torch", {"execution": "bound"}, "execution: bound is for ONNX models; choose graph or copied"),
+    ("tensorflow", {"precision": "bf16"}, "choose precision: fp16, or export the model in bfloat16"),
+    (
+        "tensorflow",
+        {"xla": True, "precision": "fp16"},
+        "mixed precision does not reach what XLA compiles; choose xla or precision: fp16, or export in float16",
+    ),
+)
+"""Values that a framework's models cannot have, together: the framework, the values, the message."""
+
+
 def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:
     """Raise an error for settings that a model's framework lacks, and for contradictory combinations.
 
     Args:
         framework: `onnx`, `tensorflow`, `torch`, `sklearn` or `script`; other frameworks are not checked.
     """
-    judge = _PROBLEMS.get(framework)
-    problem = None if judge is None else judge(acceleration)
-    if problem is not None:
-        raise InvalidSettings(f"{name}: {problem}")
-
-
-def _no_accelerator(instead: str) -> Callable[[Acceleration], str | None]:
-    """Return a function that refuses any acceleration, with the reason."""
-    problem = (
-        "gpu_memory_mb, provider, precision, execution, optimize, xla and compile are for ONNX models, SavedModels "
-        "and models of PyTorch; "
-    )
-    return lambda acceleration: None if acceleration == Acceleration() else problem + instead
-
-
-def _onnx_problem(acceleration: Acceleration) -> str | None:
-    if acceleration.xla:
-        return "xla is for SavedModels; ONNX Runtime has provider: tensorrt instead"
-    if acceleration.compile:
-        return _COMPILE
-    if acceleration.provider == "tensorrt" and acceleration.execution == "graph":
-        return "execution: graph is for provider: cuda; with tensorrt, leave execution out"
-    if acceleration.provider == "tensorrt" and acceleration.precision == "fp32":
-        return "TensorRT always uses TF32 for float32; precision: fp32 is for provider: cuda"
-    return None
-
-
-def _tensorflow_problem(acceleration: Acceleration) -> str | None:
-    if acceleration.provider != "cuda":
-        return f"provider: {acceleration.provider} is for ONNX models; leave it out"
-    if acceleration.execution != "auto":
-        return f"execution: {acceleration.execution} is for ONNX models; leave it out"
-    if acceleration.optimize != "auto":
-        return "optimize is for ONNX models; leave it out"
-    if acceleration.compile:
-        return _COMPILE
-    if acceleration.precision == "bf16":
-        return "precision: bf16 is for ONNX models; choose fp16, or export the model in bfloat16"
-    if acceleration.xla and acceleration.precision == "fp16":
-        return (
-            "TensorFlow's mixed precision does not reach what XLA compiles; choose xla or precision: fp16, "
-            "or export the model in float16"
-        )
-    return None
-
-
-def _torch_problem(acceleration: Acceleration) -> str | None:
-    if replace(acceleration, provider="cuda", xla=False, optimize="auto") != acceleration:
-        return "provider, xla and optimize are for ONNX models and SavedModels, not for models of PyTorch"
-    if acceleration.execution == "bound":
-        return "execution: bound is for ONNX models; choose graph or copied, or leave it out"
-    return None
-
-
-_COMPILE: Final = "compile is for models of PyTorch; leave it out"
-_PROBLEMS = {
-    "script": _no_accelerator("an entry script sets up its framework itself"),
-    "onnx": _onnx_problem,
-    "tensorflow": _tensorflow_problem,
-    "torch": _torch_problem,
-    "sklearn": _no_accelerator("scikit-learn computes on the CPU"),
-}
+    given = {
+        field.name: value
+        for field in dataclasses.fields(acceleration)
+        if (value := getattr(acceleration, field.name)) != field.default
+    }
+    for setting in given:
+        if setting not in _TAKES.get(framework, given):
+            kinds = " and ".join(models for kind, models in _MODELS.items() if setting in _TAKES[kind])
+            shown = "gpu_memory_mb" if setting == "memory_mb" else setting
+            raise InvalidSettings(f"{name}: {shown} is for {kinds}; {_ADVICE.get(framework, 'leave it out')}")
+    for kind, values, problem in _CONFLICTS:
+        if kind == framework and values.items() <= given.items():
+            raise InvalidSettings(f"{name}: {problem}")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
-from stoker.settings.readers import check_keys
+from stoker.settings.readers import choice_of, number_of, read_members, read_switch
 
 Layout = Literal["hwc", "chw"]
 Decoding = Literal["precise", "fast"]
 
-_KEYS: Final = ("size", "channels", "scale", "mean", "std", "invert", "layout", "decoding")
 _SIZE: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
 _MAX_SIDE: Final = 16384
 
@@ -60,6 +58,48 @@ class ImageInput:
         return f"{self.height} × {self.width} pixels, {'grey' if self.channels == 1 else 'RGB'}"
 
 
+def _read_size(value: Any) -> tuple[int, int]:
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        value = [int(match[1]), int(match[2])]
+    if (
+        not isinstance(value, Sequence)
+        or len(value) != 2
+        or any(not isinstance(side, int) or not 1 <= side <= _MAX_SIDE for side in value)
+    ):
+        raise ValueError(f"must be height and width, each between 1 and {_MAX_SIDE}")
+    return value[0], value[1]
+
+
+def _read_channels(value: Any) -> int:
+    if str(value) not in ("1", "3"):
+        raise ValueError("must be 1 (grey) or 3 (red, green, blue)")
+    return int(value)
+
+
+def _numbers_of(read: Callable[[Any], float]) -> Callable[[Any], tuple[float, ...]]:
+    """Return a reader of one number for each channel, or one for all; a text separates them with `/`."""
+
+    def read_all(value: Any) -> tuple[float, ...]:
+        """Read a value as the function around says."""
+        parts = value.split("/") if isinstance(value, str) else value
+        return tuple(map(read, parts if isinstance(parts, Sequence) else (parts,)))
+
+    return read_all
+
+
+_POSITIVE: Final = number_of(float, 1e-9, 1e9)
+_READERS: Final = {
+    "size": _read_size,
+    "channels": _read_channels,
+    "scale": _POSITIVE,
+    "mean": _numbers_of(number_of(float, -1e9, 1e9)),
+    "std": _numbers_of(_POSITIVE),
+    "invert": read_switch,
+    "layout": choice_of(*get_args(Layout)),
+    "decoding": choice_of(*get_args(Decoding)),
+}
+
+
 def read_image_input(value: Any) -> ImageInput:
     """Read an image input from a mapping or from a text such as `size=28x28,channels=1,scale=255,invert`.
 
@@ -71,32 +111,15 @@ def read_image_input(value: Any) -> ImageInput:
     if isinstance(value, str):
         value = _split(value)
     if not isinstance(value, Mapping):
-        raise ValueError(f"must hold {', '.join(_KEYS)} by name, or be a text such as size=28x28,channels=1")
-    check_keys(value, _KEYS)
-    if "size" not in value:
+        raise ValueError(
+            f"must hold {', '.join(_READERS)} by name, or be a text such as size=28x28,channels=1"
+        )
+    members = read_members(value, _READERS)
+    if "size" not in members:
         raise ValueError("needs a size, height before width: size: [28, 28], or size=28x28 in a text")
-    height, width = _size(value["size"])
-    channels = value.get("channels", 3)
-    if str(channels) not in ("1", "3"):
-        raise ValueError("has channels that are neither 1 (grey) nor 3 (red, green, blue)")
-    layout = value.get("layout")
-    if layout is not None and layout not in get_args(Layout):
-        raise ValueError(f"has a layout that is none of {', '.join(get_args(Layout))}")
-    decoding = value.get("decoding", "precise")
-    if decoding not in get_args(Decoding):
-        raise ValueError(f"has a decoding that is none of {', '.join(get_args(Decoding))}")
-    scale = value.get("scale")
-    return ImageInput(
-        height,
-        width,
-        int(channels),
-        None if scale is None else _positive(_number("scale", scale), "scale"),
-        _by_channel("mean", value.get("mean", ()), int(channels)),
-        tuple(_positive(x, "std") for x in _by_channel("std", value.get("std", ()), int(channels))),
-        _switch(value.get("invert", False)),
-        layout,
-        decoding,
-    )
+    image = ImageInput(*members.pop("size"), **members)
+    mean, std = (_by_channel(name, getattr(image, name), image.channels) for name in ("mean", "std"))
+    return replace(image, mean=mean, std=std)
 
 
 def image_argument(text: str) -> ImageInput:
@@ -117,52 +140,10 @@ def _split(text: str) -> dict[str, str]:
     return {key.strip(): given.strip() or "true" for key, _, given in (item.partition("=") for item in items)}
 
 
-def _size(value: Any) -> tuple[int, int]:
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        value = [int(match[1]), int(match[2])]
-    if (
-        not isinstance(value, Sequence)
-        or len(value) != 2
-        or any(not isinstance(side, int) or not 1 <= side <= _MAX_SIDE for side in value)
-    ):
-        raise ValueError(f"has a size that is not height and width, each between 1 and {_MAX_SIDE}")
-    return value[0], value[1]
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"has a {name} that is not a number")
-    return number
-
-
-def _positive(number: float, name: str) -> float:
-    if number <= 0:
-        raise ValueError(f"has a {name} that is not above 0")
-    return number
-
-
-def _by_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:
-    """Read one number for each channel, or one for all; a text separates them with `/`."""
-    parts = value.split("/") if isinstance(value, str) else value
-    numbers = (
-        tuple(_number(name, part) for part in parts)
-        if isinstance(parts, Sequence)
-        else (_number(name, parts),)
-    )
+def _by_channel(name: str, numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Repeat a number that holds for all channels."""
     if len(numbers) == 1:
         return numbers * channels
     if len(numbers) not in (0, channels):
         raise ValueError(f"has {len(numbers)} numbers for {name} and {channels} channels")
     return numbers
-
-
-def _switch(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value not in ("true", "false"):
-        raise ValueError("has an invert that is neither true nor false")
-    return bool(value == "true")

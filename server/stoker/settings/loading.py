@@ -12,18 +12,24 @@ import dataclasses
 import difflib
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name, read_address
 from stoker.settings.pipeline_graph import check_names
 from stoker.settings.pipelines import Pipeline, Step, named_steps
-from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
+from stoker.settings.readers import (
+    number_of,
+    read_settings,
+    read_switch,
+    read_text,
+    read_values,
+    settings_of,
+)
 from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.settings.yaml_files import read_yaml
 
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""
@@ -58,7 +64,7 @@ def add_server_options(parser: argparse.ArgumentParser, names: Container[str] | 
 
 
 def add_setting_options(
-    group: argparse._ArgumentGroup, kind: type, names: Container[str] | None = None
+    group: argparse._ActionsContainer, kind: type, names: Container[str] | None = None
 ) -> None:
     """Add options for settings of a class; options that are not given stay out of the parsed arguments."""
     for name, field in settings_of(kind).items():
@@ -251,33 +257,21 @@ def _read_steps(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _StepSettings:
-    model: str = setting("", read_text, "name of a model that is served", "NAME")
-    name: str = setting("", read_text, "what messages call the step (default: its model)", "NAME")
-    version: int | None = setting(None, number_of(int, 0, 10**18 - 1), "version of the model")
-    label: str | None = setting(None, read_text, "label of the version", "LABEL")
-    inputs: Mapping[str, str] | None = setting(
-        None, _read_map, "tensors by the model's inputs (default: its own names)", "MAPPING"
-    )
-    outputs: Mapping[str, str] | None = setting(
-        None, _read_map, "tensors by the model's outputs (default: its own names)", "MAPPING"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _PipelineSettings:
-    steps: tuple[Any, ...] = setting((), _read_steps, "the models", "LIST")
-    inputs: tuple[str, ...] | None = setting(
-        None, _read_tensors, "tensors that callers send (default: those that no step makes)", "LIST"
-    )
-    outputs: tuple[str, ...] | None = setting(
-        None, _read_tensors, "tensors that callers get (default: those that no step takes)", "LIST"
-    )
-    timeout_ms: int | None = setting(
-        None, number_of(int, 1, 3_600_000), "a request not answered by then gets 504 (default: the server's)"
-    )
-    description: str | None = setting(None, read_text, "a sentence for swagger.json", "TEXT")
+_STEP_READERS: Final = {
+    "model": read_text,
+    "name": read_text,
+    "version": number_of(int, 0, 10**18 - 1),
+    "label": read_text,
+    "inputs": _read_map,
+    "outputs": _read_map,
+}
+_PIPELINE_READERS: Final = {
+    "steps": _read_steps,
+    "inputs": _read_tensors,
+    "outputs": _read_tensors,
+    "timeout_ms": number_of(int, 1, 3_600_000),
+    "description": read_text,
+}
 
 
 def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
@@ -298,16 +292,9 @@ def _pipeline(name: Any, written: Any, place: str) -> Pipeline:
         raise InvalidSettings(f"{place} cannot be the name of a pipeline: it has to be {SERVICE_RULE}")
     if not isinstance(written, Mapping) or not written.get("steps"):
         raise InvalidSettings(f"{place} must have steps, a list of models")
-    settings = _PipelineSettings(**read_settings(_PipelineSettings, written, place))
-    steps = [_step(step, f"{place}, steps[{number}]") for number, step in enumerate(settings.steps)]
-    pipeline = Pipeline(
-        name,
-        _named(steps, place),
-        settings.inputs,
-        settings.outputs,
-        settings.timeout_ms,
-        settings.description,
-    )
+    settings = read_values(_PIPELINE_READERS, written, place)
+    steps = [_step(step, f"{place}, steps[{number}]") for number, step in enumerate(settings["steps"])]
+    pipeline = Pipeline(name, **{**settings, "steps": _named(steps, place)})
     check_names(pipeline)
     return pipeline
 
@@ -315,10 +302,10 @@ def _pipeline(name: Any, written: Any, place: str) -> Pipeline:
 def _step(written: Any, place: str) -> Step:
     if not isinstance(written, Mapping) or not written.get("model"):
         raise InvalidSettings(f"{place} must have a model, for instance: model: classify")
-    step = _StepSettings(**read_settings(_StepSettings, written, place))
+    step = Step(**{"name": "", **read_values(_STEP_READERS, written, place)})
     if step.version is not None and step.label is not None:
         raise InvalidSettings(f"{place} has a version and a label; leave one out")
-    return Step(step.name, step.model, step.version, step.label, step.inputs, step.outputs)
+    return step
 
 
 def _named(steps: Sequence[Step], place: str) -> tuple[Step, ...]:

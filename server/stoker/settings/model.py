@@ -64,7 +64,7 @@ class ModelSettings:
 
     path: Path | None = setting(None, read_path, "model file or folder", "PATH")
     registered: str | None = setting(None, read_text, "registered model NAME[:VERSION]", "NAME")
-    name: str | None = setting(None, read_text, "service name", "NAME")
+    name: str | None = setting(None, read_text, "service name (default: that of the file or folder)", "NAME")
     versions: str | tuple[int, ...] | None = setting(
         None, read_versions, "versions to serve: latest (default), latest:N, all, or 3,7", "WHICH"
     )
@@ -165,7 +165,8 @@ class ModelSettings:
     threads: int | None = setting(
         None,
         number_of(int, 1, 1024),
-        "threads for one CPU operation (default: the cores that frontends leave)",
+        "most threads for one CPU operation (default: as many as there are cores; of a script or scikit-learn, "
+        "those that frontends leave)",
     )
     description: str | None = setting(None, read_text, "description in swagger.json", "TEXT")
     environment: Path | None = setting(
@@ -293,7 +294,10 @@ class ModelSettings:
         "MAPPING",
     )
     image: ImageInput | None = setting(
-        None, read_image_input, "how images become the input (default: as registered)", "MAPPING"
+        None,
+        read_image_input,
+        "how images become the input, such as size=28x28,invert (default: as registered)",
+        "SPEC",
     )
     text: TextSettings | Literal[False] | None = setting(
         None,

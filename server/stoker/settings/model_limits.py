@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_pattern, matches_any
-from stoker.settings.readers import check_keys, number_of
+from stoker.settings.readers import number_of, read_members
 
 MOST_LIMITS: Final = 64
 _RATES: Final = ("rows_per_s", "device_ms_per_s")
-_READ: Final = number_of(float, 0.001, 1e12)
+_READERS: Final = dict.fromkeys((*_RATES, "burst_s"), number_of(float, 0.001, 1e12))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,4 @@ def _checked(pattern: Any) -> str:
 def _read_limit(pattern: str, written: Any) -> dict[str, float]:
     if not isinstance(written, Mapping) or not any(rate in written for rate in _RATES):
         raise ValueError(f"needs {' or '.join(_RATES)} for {pattern}")
-    check_keys(written, (*_RATES, "burst_s"), f"for {pattern} ")
-    terms = {}
-    for name, number in written.items():
-        try:
-            terms[name] = _READ(number)
-        except ValueError as error:
-            raise ValueError(f"has for {pattern} a {name} that {error}") from None
-    return terms
+    return read_members(written, _READERS, f"for {pattern} ")

@@ -40,18 +40,28 @@ def settings_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
 def read_settings(
     kind: type, values: Mapping[str, Any], source: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Read the values of settings of a class.
+    """Read the values of settings of a class; see `read_values`."""
+    readers = {name: field.metadata["read"] for name, field in settings_of(kind).items()}
+    return read_values(readers, values, source, also)
+
+
+def read_values(
+    readers: Mapping[str, Callable[[Any], Any]],
+    values: Mapping[str, Any],
+    source: str,
+    also: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Read values by their names.
 
     Args:
         source: Where the values are from, for messages.
         also: Further names that are known where the values come from, for messages.
     """
-    settable = settings_of(kind)
     result = {}
     for name, value in values.items():
-        if name not in settable:
-            raise unknown_setting(name, (*settable, *also), source)
-        result[name] = read_value(name, value, settable[name].metadata["read"], source)
+        if name not in readers:
+            raise unknown_setting(name, (*readers, *also), source)
+        result[name] = read_value(name, value, readers[name], source)
     return result
 
 
@@ -86,6 +96,24 @@ def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") 
         if key not in known:
             hint = did_you_mean(key, known, f"it has {', '.join(known)}")
             raise ValueError(f"has {where}no {key!r}; {hint}")
+
+
+def read_members(
+    value: Mapping[Any, Any], readers: Mapping[str, Callable[[Any], Any]], where: str = ""
+) -> dict[str, Any]:
+    """Read the members of a setting that is a mapping, each by its reader.
+
+    Raises:
+        ValueError: A key is unknown, or a value malformed. The message follows the setting's name.
+    """
+    check_keys(value, tuple(readers), where)
+    members = {}
+    for name, given in value.items():
+        try:
+            members[name] = readers[name](given)
+        except ValueError as error:
+            raise ValueError(f"has {where}a value of {name} that {error}") from None
+    return members
 
 
 def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:

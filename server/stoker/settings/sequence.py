@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 from stoker.settings.choices import ControlKind
-from stoker.settings.readers import check_keys, read_path
+from stoker.settings.readers import choice_of, number_of, read_members, read_path, read_text
 
-_MAX_IDLE_S: Final = 60.0
-_MAX_SEQUENCES: Final = 1000
-_MOST_SEQUENCES: Final = 1 << 20
-_MOST_IDLE_S: Final = 86_400.0
 _MOST_ELEMENTS: Final = (1 << 31) - 1
 _MOST_AXES: Final = 8
-_KEYS: Final = ("state", "dims", "constants", "controls", "max_idle_s", "max_sequences")
-_STATE_KEYS: Final = ("input_name", "output_name", "dims", "batch_axis", "initial", "dtype")
-_CONTROL_KEYS: Final = ("is", "values", "dtype")
 _KINDS: Final = get_args(ControlKind)
 
 
@@ -73,9 +66,93 @@ class SequenceSettings:
     state: tuple[StateTensor, ...] = ()
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
-    max_idle_s: float = _MAX_IDLE_S
-    max_sequences: int = _MAX_SEQUENCES
+    max_idle_s: float = 60.0
+    max_sequences: int = 1000
     controls: tuple[ControlInput, ...] = ()
+
+
+def _read_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("must be a number")
+    return value
+
+
+def _read_sizes(value: Any) -> tuple[int, ...]:
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or len(value) > _MOST_AXES
+        or not all(type(size) is int and size > 0 for size in value)
+        or math.prod(value) > _MOST_ELEMENTS
+    ):
+        raise ValueError(f"must be a list of sizes above 0, with at most {_MOST_ELEMENTS} elements")
+    return tuple(value)
+
+
+def _by_input(read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """Return a reader of mappings of inputs to values."""
+
+    def read_all(value: Any) -> dict[str, Any]:
+        """Read a value as the function around says."""
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ValueError("must be a mapping of inputs")
+        return read_members(value, dict.fromkeys(value, read))
+
+    return read_all
+
+
+def _read_dtype(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be the name of a dtype")
+    return value
+
+
+_STATE_READERS: Final = {
+    "input_name": read_text,
+    "output_name": read_text,
+    "dims": _read_sizes,
+    "batch_axis": number_of(int, 0, _MOST_AXES - 1),
+    "initial": read_path,
+    "dtype": _read_dtype,
+}
+
+
+def _read_states(value: Any) -> tuple[StateTensor, ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(one, Mapping) for one in value):
+        raise ValueError("must be a list such as [{input_name: h, output_name: hn}]")
+    states = [read_members(one, _STATE_READERS) for one in value]
+    if not all("input_name" in state and "output_name" in state for state in states):
+        raise ValueError("must have an input_name and an output_name in each item")
+    return tuple(StateTensor(**state) for state in states)
+
+
+def _read_off_and_on(value: Any) -> tuple[float, float]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise ValueError("must be two numbers, such as [0, 1]")
+    off, on = (float(one) if isinstance(one, bool) else _read_number(one) for one in value)
+    return off, on
+
+
+_CONTROL_READERS: Final = {"is": choice_of(*_KINDS), "values": _read_off_and_on, "dtype": _read_dtype}
+
+
+def _read_control(value: Any) -> dict[str, Any]:
+    """Read what a control input means; `start` stands for `{is: start}`."""
+    control = read_members(value if isinstance(value, Mapping) else {"is": value}, _CONTROL_READERS)
+    if "is" not in control:
+        raise ValueError(f"must be {' or '.join(_KINDS)}, or have one of these as is")
+    off, on = control.get("values", (0, 1))
+    return {"kind": control["is"], "off": off, "on": on, "dtype": control.get("dtype", "")}
+
+
+_READERS: Final = {
+    "state": _read_states,
+    "dims": _by_input(_read_sizes),
+    "constants": _by_input(_read_number),
+    "max_idle_s": number_of(float, 1e-6, 86_400),
+    "max_sequences": number_of(int, 1, 1 << 20),
+    "controls": _by_input(_read_control),
+}
 
 
 def read_sequence(value: Any) -> SequenceSettings:
@@ -84,102 +161,16 @@ def read_sequence(value: Any) -> SequenceSettings:
         raise ValueError(
             "must be a mapping, such as state: [{input_name: h, output_name: hn}], or {} for a script"
         )
-    check_keys(value, _KEYS)
-    listed = value.get("state", [])
-    if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise ValueError("has a state that is no list such as [{input_name: h, output_name: hn}]")
-    state = tuple(map(_state, listed))
-    controls = tuple(_control(name, content) for name, content in _named(value, "controls"))
+    members = read_members(value, _READERS)
+    controls = (ControlInput(name, **given) for name, given in members.pop("controls", {}).items())
+    settings = SequenceSettings(**members, controls=tuple(controls))
     for kind in _KINDS:
-        if sum(control.kind == kind for control in controls) > 1:
+        if sum(control.kind == kind for control in settings.controls) > 1:
             raise ValueError(f"has several controls for {kind}")
-    constants = {
-        name: _number(number, f"the constant {name!r}") for name, number in _named(value, "constants")
-    }
-    inputs = [*(one.input_name for one in state), *(one.input_name for one in controls), *constants]
-    for side in (inputs, [one.output_name for one in state]):
+    inputs = [*(one.input_name for one in settings.state), *(one.input_name for one in settings.controls)]
+    inputs += settings.constants
+    for side in (inputs, [one.output_name for one in settings.state]):
         twice = next((name for name in side if side.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"has {twice!r} twice among its state, controls and constants")
-    sequences = value.get("max_sequences", _MAX_SEQUENCES)
-    if type(sequences) is not int or not 1 <= sequences <= _MOST_SEQUENCES:
-        raise ValueError(f"has max_sequences that is no whole number between 1 and {_MOST_SEQUENCES}")
-    return SequenceSettings(
-        state,
-        {name: _sizes(sizes, f"dims of {name!r}") for name, sizes in _named(value, "dims")},
-        constants,
-        _idle_s(value.get("max_idle_s", _MAX_IDLE_S)),
-        sequences,
-        controls,
-    )
-
-
-def _state(value: Any) -> StateTensor:
-    if not isinstance(value, Mapping):
-        raise ValueError("has a state that is no mapping such as {input_name: h, output_name: hn}")
-    check_keys(value, _STATE_KEYS, "a state with ")
-    names = [value.get(key) for key in _STATE_KEYS[:2]]
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError("has a state without input_name or output_name")
-    axis, dims = value.get("batch_axis"), value.get("dims")
-    if axis is not None and (type(axis) is not int or not 0 <= axis < _MOST_AXES):
-        raise ValueError(f"has a batch_axis of {names[0]!r} that is no number of an axis")
-    initial, dtype = value.get("initial"), value.get("dtype", "")
-    if not isinstance(dtype, str):
-        raise ValueError(f"has a dtype of {names[0]!r} that is no name")
-    return StateTensor(
-        str(names[0]),
-        str(names[1]),
-        None if dims is None else _sizes(dims, f"dims of {names[0]!r}"),
-        axis,
-        None if initial is None else read_path(initial),
-        dtype,
-    )
-
-
-def _control(name: str, value: Any) -> ControlInput:
-    content = value if isinstance(value, Mapping) else {"is": value}
-    check_keys(content, _CONTROL_KEYS, f"the control {name!r} with ")
-    kind, values, dtype = content.get("is"), content.get("values", (0, 1)), content.get("dtype", "")
-    if kind not in _KINDS:
-        raise ValueError(f"has the control {name!r} that is none of {', '.join(_KINDS)}")
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:
-        raise ValueError(f"has values of {name!r} that are not two, such as [0, 1]")
-    off, on = (float(one) if isinstance(one, bool) else _number(one, f"values of {name!r}") for one in values)
-    if not isinstance(dtype, str):
-        raise ValueError(f"has a dtype of {name!r} that is no name")
-    return ControlInput(name, cast("ControlKind", kind), off, on, dtype)
-
-
-def _named(value: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    named = value.get(key, {})
-    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-        raise ValueError(f"has {key} that are no mapping of inputs")
-    return list(named.items())
-
-
-def _sizes(value: Any, subject: str) -> tuple[int, ...]:
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or len(value) > _MOST_AXES
-        or not all(type(size) is int and size > 0 for size in value)
-        or math.prod(value) > _MOST_ELEMENTS
-    ):
-        raise ValueError(
-            f"has {subject} that are no list of sizes above 0, with at most {_MOST_ELEMENTS} elements"
-        )
-    return tuple(value)
-
-
-def _number(value: Any, subject: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"has {subject} that is no number")
-    return value
-
-
-def _idle_s(value: Any) -> float:
-    seconds = _number(value, "max_idle_s")
-    if not 0 < seconds <= _MOST_IDLE_S:
-        raise ValueError(f"has a max_idle_s that is not above 0 and at most {_MOST_IDLE_S:g}")
-    return float(seconds)
+    return settings

@@ -369,11 +369,6 @@ class ServerSettings:
         """`models_per_process`, or its default, which models that are loaded on demand have."""
         return self.models_per_process or (None if self.memory_mb is None else _PACKED_ON_DEMAND)
 
-    @property
-    def device_threads(self) -> int:
-        """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
-        return max(1, usable_cores() - self.frontend_count)
-
 
 def _tls_files(
     port: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None

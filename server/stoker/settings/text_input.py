@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stoker.settings.readers import check_keys, choice_of, number_of
+from stoker.settings.readers import choice_of, number_of, read_members
 
 Longer = Literal["cut", "refuse"]
 
@@ -63,5 +63,4 @@ def read_text_settings(value: Any) -> TextSettings | Literal[False]:
         value = {key.strip(): given.strip() for key, _, given in pairs}
     if not isinstance(value, Mapping):
         raise ValueError(f"must hold {' and '.join(_READERS)} by name, or be off")
-    check_keys(value, tuple(_READERS))
-    return TextSettings(**{name: _READERS[name](given) for name, given in value.items()})
+    return TextSettings(**read_members(value, _READERS))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
 from stoker.settings.names import NAME_RULE, is_name
+from stoker.settings.readers import number_of, read_members
 
 ParityMode = Literal["off", "warn", "require"]
 
@@ -92,24 +93,20 @@ class Bounds:
     latency_ratio: float = 2.0
 
 
+_BOUNDS: Final = {
+    "requests": number_of(int, 10, 1_000_000),
+    "error_rate": number_of(float, 0, 1),
+    "latency_ratio": number_of(float, 1, 1000),
+}
+
+
 def read_rollback(value: Any) -> Bounds | Literal[False]:
     """Read bounds from a mapping of some of them; false for `off`."""
     if value is False or value == "off":
         return False
-    limits = {"requests": (10, 1_000_000), "error_rate": (0, 1), "latency_ratio": (1, 1000)}
-    if not isinstance(value, Mapping) or set(value) - set(limits):
-        raise ValueError(f"must be off, or a mapping of {', '.join(limits)}")
-    for name, bound in value.items():
-        low, high = limits[name]
-        whole = name != "requests" or isinstance(bound, int)
-        if (
-            isinstance(bound, bool)
-            or not isinstance(bound, int | float)
-            or not whole
-            or not low <= bound <= high
-        ):
-            raise ValueError(f"must have a number between {low} and {high} as {name}")
-    return Bounds(**value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be off, or a mapping of {', '.join(_BOUNDS)}")
+    return Bounds(**read_members(value, _BOUNDS))
 
 
 def read_weights(value: Any) -> dict[str, int]:

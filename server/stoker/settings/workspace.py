@@ -26,6 +26,16 @@ _OWNERS: Final = frozenset({0})
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
+class _Folder:
+    """A folder of a workspace, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, workspace: Workspace, _: type) -> Path:
+        return workspace.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """One workspace. Finding it creates nothing; who writes first calls `create`.
@@ -82,75 +92,34 @@ class Workspace:
             )
         return cls(root)
 
-    @property
-    def models_dir(self) -> Path:
-        """Folder of the registered models."""
-        return self.root / "models"
-
-    @property
-    def keys_dir(self) -> Path:
-        """Folder of the services' keys."""
-        return self.root / "keys"
-
-    @property
-    def environments_dir(self) -> Path:
-        """Folder of the virtual environments of models."""
-        return self.root / "environments"
-
-    @property
-    def data_dir(self) -> Path:
-        """Folder of the collected requests and answers, by model."""
-        return self.root / "data"
-
-    @property
-    def model_data_dir(self) -> Path:
-        """Folder of data that entry scripts have collected themselves, by service."""
-        return self.root / "modeldata"
-
-    @property
-    def archives_dir(self) -> Path:
-        """Folder of the unpacked archives of TorchServe, by digest."""
-        return self.root / "archives"
-
-    @property
-    def later_dir(self) -> Path:
-        """Folder of the requests that are answered later, and of their answers."""
-        return self.root / "later"
-
-    @property
-    def engines_dir(self) -> Path:
-        """Folder of TensorRT engines and fused graphs, by model and version."""
-        return self.root / "engines"
-
-    @property
-    def services_dir(self) -> Path:
-        """Folder of the services that deployment code has started, by name; see `stoker_azure.sdk`."""
-        return self.root / "services"
-
-    @property
-    def azure_dir(self) -> Path:
-        """Folder of compute targets and environments of deployment code."""
-        return self.root / "azure"
-
-    @property
-    def runs_dir(self) -> Path:
-        """Folder of the training runs, by experiment."""
-        return self.root / "runs"
-
-    @property
-    def snapshots_dir(self) -> Path:
-        """Folder of the source files of training runs, by digest."""
-        return self.root / "snapshots"
-
-    @property
-    def targets_dir(self) -> Path:
-        """Folder of the compute targets of training runs, by name."""
-        return self.root / "targets"
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of the state of running servers."""
-        return self.root / "run"
+    models_dir = _Folder("models")
+    """Folder of the registered models."""
+    keys_dir = _Folder("keys")
+    """Folder of the services' keys."""
+    environments_dir = _Folder("environments")
+    """Folder of the virtual environments of models."""
+    data_dir = _Folder("data")
+    """Folder of the collected requests and answers, by model."""
+    model_data_dir = _Folder("modeldata")
+    """Folder of data that entry scripts have collected themselves, by service."""
+    archives_dir = _Folder("archives")
+    """Folder of the unpacked archives of TorchServe, by digest."""
+    later_dir = _Folder("later")
+    """Folder of the requests that are answered later, and of their answers."""
+    engines_dir = _Folder("engines")
+    """Folder of TensorRT engines and fused graphs, by model and version."""
+    services_dir = _Folder("services")
+    """Folder of the services that deployment code has started, by name; see `stoker_azure.sdk`."""
+    azure_dir = _Folder("azure")
+    """Folder of compute targets and environments of deployment code."""
+    runs_dir = _Folder("runs")
+    """Folder of the training runs, by experiment."""
+    snapshots_dir = _Folder("snapshots")
+    """Folder of the source files of training runs, by digest."""
+    targets_dir = _Folder("targets")
+    """Folder of the compute targets of training runs, by name."""
+    run_dir = _Folder("run")
+    """Folder of the state of running servers."""
 
     def create(self) -> Workspace:
         """Create the workspace for its owner alone (mode 0700), out of git's sight; keep one that exists."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
 from stoker.control.channel import Codec, ControlChannel
-from stoker.environments.interpreters import variables_for
+from stoker.environments.variables import variables_for
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, ExitCode, be_expendable
 from stoker.system.resources import MemoryKills

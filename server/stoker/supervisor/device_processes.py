@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from stoker.supervisor.crashes import Crashes
 from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
 from stoker.supervisor.groups import Group, group, may_be_packed
 from stoker.supervisor.load_timer import LoadTimer
-from stoker.supervisor.replicas import Replica, Replicas
+from stoker.supervisor.replicas import Replica, Replicas, with_isolation
 from stoker.supervisor.reports import DeviceReport
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
@@ -182,7 +181,7 @@ class DeviceProcesses:
         """Describe by how much a process has outgrown its models; empty if it has not."""
         assert process.child is not None, "it is open"
         loaded = self.replicas.in_group(process.group)
-        expected = (process.base_bytes or 0) + sum(replica.memory_bytes for replica in loaded)
+        expected = (process.base_bytes or 0) + sum(replica.load.memory_bytes for replica in loaded)
         try:
             used = private_memory(process.child.process.pid)
         except OSError:
@@ -293,16 +292,8 @@ class DeviceProcesses:
         assert process.report is not None, "it says which device it uses before it loads"
         try:
             _check_signature(process.group.model(message.number), message.signature)
-            replica = self.replicas.add(
-                process.group,
-                message.number,
-                self._with_known_isolation(process.child, message),
-                process.report.device,
-                load_s=message.load_s,
-                warm_up_s=message.warm_up_s,
-                max_batch_rows=message.max_batch_rows,
-                memory_bytes=message.memory_bytes,
-            )
+            load = self._with_known_isolation(process.child, message)
+            replica = self.replicas.add(process.group, load, process.report.device)
         except OperatorError as error:
             self._refuse(process, message.number, error)
             return
@@ -376,13 +367,13 @@ class DeviceProcesses:
             f"the device process of {own}", apart.backoff, lambda: self._start(apart)
         )
 
-    def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
-        """The signature of a loaded model, corrected by what an earlier process has found out."""
-        isolation = self.replicas.found_isolation(message.number)
+    def _with_known_isolation(self, child: DeviceChild, load: Loaded) -> Loaded:
+        """The report of a load, corrected by what an earlier process has found out."""
+        isolation = self.replicas.found_isolation(load.number)
         if isolation is None:
-            return message.signature
-        child.send(StopBatching(message.number))
-        return dataclasses.replace(message.signature, isolation=isolation)
+            return load
+        child.send(StopBatching(load.number))
+        return with_isolation(load, isolation)
 
     def _on_late(self, process: DeviceProcess, model: Deployment) -> None:
         """Give up a model that takes too long to load; it may hang in a driver, where it cannot be interrupted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from stoker.control.device_messages import Loaded
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.row_isolation import RowIsolation
@@ -18,18 +19,19 @@ class Replica:
     """A model that one device process has loaded.
 
     Attributes:
+        load: The report of its process.
         generation: A number that is unique to this load.
-        memory_bytes: Private memory of its process that the load has taken.
     """
 
     model: Deployment
-    signature: Signature
+    load: Loaded
     device: str
     generation: int
-    load_s: float
-    warm_up_s: float
-    max_batch_rows: int
-    memory_bytes: int = 0
+
+    @property
+    def signature(self) -> Signature:
+        """The layout of its rows."""
+        return self.load.signature
 
 
 class Replicas:
@@ -49,34 +51,21 @@ class Replicas:
         """Remove a device process that will not be restarted."""
         del self._loaded[group]
 
-    def add(
-        self,
-        group: Group,
-        number: int,
-        signature: Signature,
-        device: str,
-        *,
-        load_s: float,
-        warm_up_s: float,
-        max_batch_rows: int,
-        memory_bytes: int = 0,
-    ) -> Replica:
-        """Record that a group's device process has loaded the model with this number.
+    def add(self, group: Group, load: Loaded, device: str) -> Replica:
+        """Record that a group's device process has loaded a model.
 
         Raises:
             LoadFailed: Its tensors differ from those of the replicas that are loaded already.
         """
-        model = group.model(number)
+        model = group.model(load.number)
         for other in self.of(model):
-            if _callers_view(other.signature) != _callers_view(signature):
+            if _callers_view(other.signature) != _callers_view(load.signature):
                 raise LoadFailed(
-                    f"the replicas of {model.name} differ: {signature} on {device}, but "
+                    f"the replicas of {model.name} differ: {load.signature} on {device}, but "
                     f"{other.signature} on {other.device}; if the model has changed, start the server anew"
                 )
         self._generation += 1
-        replica = Replica(
-            model, signature, device, self._generation, load_s, warm_up_s, max_batch_rows, memory_bytes
-        )
+        replica = Replica(model, load, device, self._generation)
         self._loaded[group].append(replica)
         return replica
 
@@ -85,9 +74,7 @@ class Replicas:
         self._isolations[model.number] = isolation
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
-                dataclasses.replace(
-                    replica, signature=dataclasses.replace(replica.signature, isolation=isolation)
-                )
+                dataclasses.replace(replica, load=with_isolation(replica.load, isolation))
                 if replica.model.number == model.number
                 else replica
                 for replica in loaded
@@ -131,14 +118,19 @@ class Replicas:
             model,
             replicas[0].signature,
             [replica.device for replica in replicas],
-            max(replica.load_s for replica in replicas),
-            max(replica.warm_up_s for replica in replicas),
-            min(replica.max_batch_rows for replica in replicas),
+            max(replica.load.load_s for replica in replicas),
+            max(replica.load.warm_up_s for replica in replicas),
+            min(replica.load.max_batch_rows for replica in replicas),
         )
 
     def all(self) -> list[Replica]:
         """All loaded replicas."""
         return [replica for replicas in self._loaded.values() for replica in replicas]
+
+
+def with_isolation(load: Loaded, isolation: RowIsolation) -> Loaded:
+    """Return a report of a load with another finding on whether rows may share batches."""
+    return dataclasses.replace(load, signature=dataclasses.replace(load.signature, isolation=isolation))
 
 
 def _callers_view(signature: Signature) -> Signature:

@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from stoker.deployment import Deployment
@@ -282,7 +282,7 @@ class Residency:
         load_s = now_s - begun_s
         if packed is not None:
             # The process may have been started for it: the next time it is there.
-            load_s = min(load_s, packed.load_s + packed.warm_up_s)
+            load_s = min(load_s, packed.load.load_s + packed.load.warm_up_s)
         # A load that something held up once must not keep the model in memory.
         load_s = (known.load_s + load_s) / 2 if known.measured else load_s
         use.footprint = Footprint(size_bytes, load_s, known.measured or load.is_alone or place == HOST)
@@ -324,7 +324,7 @@ class Residency:
             return max(_LEAST_BYTES, self._own_bytes(loaded))
         # Others in its process may have taken memory meanwhile, and it may have been given what one left behind.
         known_bytes = known.size_bytes if known.measured else 0
-        return max(_LEAST_BYTES, packed.memory_bytes, file_bytes(loaded), known_bytes)
+        return max(_LEAST_BYTES, packed.load.memory_bytes, file_bytes(loaded), known_bytes)
 
     def _own_bytes(self, deployed: Deployment) -> int:
         """The host memory of the processes that a model has for itself."""
@@ -384,19 +384,6 @@ class Residency:
             yield
         finally:
             later.cancel()
-
-    def warn_of_too_large(self, models: Iterable[Deployment]) -> None:
-        """Log which of these models have a file that is larger than the budget; may block."""
-        for deployed in models:
-            # Others are found when they are loaded: to look beside each file would take n² names.
-            with suppress(OSError):
-                size_bytes = deployed.path.stat().st_size
-                budget_bytes = min(map(self.device_memory.budget, self._places(deployed)))
-                if deployed.on_demand and size_bytes > budget_bytes:
-                    logger.warning(
-                        "%s version %d can never be loaded: its file has %d MiB, and memory_mb is %d MiB",
-                        deployed.name, deployed.version, size_bytes >> 20, budget_bytes >> 20,
-                    )  # fmt: skip
 
     def _check_size(self, deployed: Deployment, footprint: Footprint) -> None:
         """Refuse a model that does not fit into the whole budget: loads of others must not wait for it."""
@@ -472,7 +459,7 @@ class Residency:
             places: The places whose memory is needed; empty for any.
         """
         now_s = self._clock_s()
-        uses = {use.name: (key, use) for key, use in self._in_memory(places)}
+        uses = {use.name: (key, use) for key, use in self._find_uses(places)}
         victims = choose_evicted((use for _, use in uses.values()), missing_bytes, now_s)
         if not victims:
             return False
@@ -522,18 +509,19 @@ class Residency:
         version.reside(residence, slot)
         self._fleet.publish(model.route())
 
-    def _in_memory(self, places: Collection[str]) -> Iterator[tuple[Key, ModelUse]]:
-        """The loaded versions that are loaded on demand, in any of these places."""
+    def _loaded_versions(self) -> Iterator[tuple[Key, Version, Deployment]]:
+        """The versions in memory that are loaded on demand."""
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
-                deployed, key = version.served, (model.name, number)
-                if (
-                    deployed is None
-                    or not deployed.on_demand
-                    or (version.status.state, version.status.residence) != ("AVAILABLE", "loaded")
-                    or (places and self._places(deployed).isdisjoint(places))
-                ):
-                    continue
+                deployed = version.served
+                if deployed is not None and deployed.on_demand and version.status.residence == "loaded":
+                    yield (model.name, number), version, deployed
+
+    def _find_uses(self, places: Collection[str]) -> Iterator[tuple[Key, ModelUse]]:
+        """The uses of such versions that are available, in any of these places."""
+        for key, version, deployed in self._loaded_versions():
+            is_elsewhere = places and self._places(deployed).isdisjoint(places)
+            if version.status.state == "AVAILABLE" and not is_elsewhere:
                 use = self._use(key, deployed)
                 self._uses.learn(key, use, version.status.slot)
                 leased = key in self._kept or self._keeps_state(deployed)
@@ -545,13 +533,9 @@ class Residency:
     async def check(self) -> bool:
         """Learn the rates of requests, and unload models if too much memory is used; to be called every second."""
         places: set[str] = set()
-        for model in self._catalogue.models.values():
-            for number, version in model.versions.items():
-                deployed, key = version.served, (model.name, number)
-                if deployed is None or not deployed.on_demand or version.status.residence != "loaded":
-                    continue
-                places.update(self._places(deployed))
-                self._uses.learn(key, self._use(key, deployed), version.status.slot)
+        for key, version, deployed in self._loaded_versions():
+            places.update(self._places(deployed))
+            self._uses.learn(key, self._use(key, deployed), version.status.slot)
         await self.device_memory.measure()
         used_bytes = self._note_used()
         for place in places:

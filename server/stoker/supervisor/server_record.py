@@ -1,4 +1,4 @@
-"""Records of running servers in their workspace, by which `stoker status`, `stop` and `logs` find them."""
+"""Records of running servers in their workspace, by which `stoker status` and `stop` find them."""
 
 from __future__ import annotations
 

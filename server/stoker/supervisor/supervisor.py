@@ -27,7 +27,7 @@ from stoker.metrics.memory import MetricMemory
 from stoker.models.available_models import tries_earlier
 from stoker.residency.footprints import Footprints
 from stoker.settings.server import ServerSettings
-from stoker.supervisor.background import Supervision, in_thread
+from stoker.supervisor.background import Supervision
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.events import Events
@@ -172,7 +172,6 @@ class Supervisor:
         watch = RepositoryPoller(self._rollout, self._stock, self._settings.poll_s)
         self.background.spawn(watch.run())
         if self._residency is not None:
-            await in_thread(self._residency.warn_of_too_large, self._first.deployments)
             self.background.repeat("looking at the memory of models", _STEP_S, self._residency.check)
             self.background.repeat("keeping footprints", _SAVE_S, self._residency.save_footprints)
         self._handover.report_ready()

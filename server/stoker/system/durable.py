@@ -148,7 +148,7 @@ def copy_regular(
             if sparse and chunk == _ZEROS[: len(chunk)]:
                 copy.seek(len(chunk), os.SEEK_CUR)
             else:
-                _write_all(copy.fileno(), chunk)
+                write_all(copy.fileno(), chunk)
             done += len(chunk)
             if progress is not None:
                 progress(done)
@@ -162,7 +162,8 @@ def copy_regular(
     return Copied(digest.hexdigest(), done, executable, not unchanged or done < before.st_size)
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write to an open file, which may take only a part at once."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]

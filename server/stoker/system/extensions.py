@@ -25,20 +25,8 @@ if TYPE_CHECKING:
 
 _OWN: Final = frozenset(
     (
-        *(
-            "serve",
-            "status",
-            "logs",
-            "reload",
-            "stop",
-            "models",
-            "score",
-            "offline",
-            "keys",
-            "token",
-            "doctor",
-        ),
-        *("data", "profile", "completion"),
+        *("serve", "status", "reload", "stop", "models", "score", "offline"),
+        *("keys", "token", "doctor", "profile", "completion"),
     )
 )
 """The subcommands of this distribution, which need no entry points."""

@@ -76,7 +76,7 @@ def how_to_install(*extras: str) -> str:
     from importlib import metadata
 
     try:
-        needs = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
+        needs = list(dict.fromkeys(need for extra in extras for need in requirements(extra)))
     except metadata.PackageNotFoundError:
         # A Python with nothing but Stoker's modules, such as a model's environment.
         return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
@@ -89,29 +89,6 @@ def how_to_install(*extras: str) -> str:
     named = " ".join(shlex.quote(_named(each, clone)) for each in wanted)
     constraints = "" if clone is None else f" -c {shlex.quote(str(clone / 'constraints.txt'))}"
     return f"install it{place} with: {_pip('install')} {named}{constraints}"
-
-
-def _needs(extra: str) -> Iterator[Requirement]:
-    """Yield an extra's requirements; an installed distribution of Stoker's own is replaced by its requirements."""
-    always = {requirement.name for requirement in requirements()}
-    for requirement in requirements(extra):
-        for need in _unfolded(requirement):
-            if need.name not in always:
-                yield need
-
-
-def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
-    from importlib import metadata
-
-    from packaging.requirements import Requirement
-
-    if requirement.name not in FOLDERS or not _is_installed(requirement):
-        yield requirement
-        return
-    for need in map(Requirement, metadata.requires(requirement.name) or ()):
-        wanted = any(_applies(need, extra) for extra in ("", *requirement.extras))
-        if wanted and need.name != "stoker":
-            yield from _unfolded(need)
 
 
 def _clone() -> Path | None:

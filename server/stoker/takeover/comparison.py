@@ -18,7 +18,6 @@ from stoker.errors import ServingError
 from stoker.isolation.difference import largest_difference
 from stoker.system.wording import format_count
 from stoker.tensors import Signature
-from stoker.wire.packed import unpack
 from stoker.wire.script_requests import ScriptAnswer
 
 Answer = Mapping[str, np.ndarray]
@@ -260,11 +259,6 @@ def json_fields(body: bytes) -> dict[str, np.ndarray]:
     fields: dict[str, np.ndarray] = {}
     _gather(value, "", fields, 0)
     return fields
-
-
-def packed_fields(row: bytes) -> Answer:
-    """Return the tensors of a packed row."""
-    return unpack(row)
 
 
 def script_fields(row: bytes) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Bodies that are one array: bare little-endian numbers, and numpy's `.npy` files, which are never unpickled.
+"""Bodies that are one array: numpy's `.npy` files, which are never unpickled.
 
 Source of the `.npy` format: its description in `numpy.lib.format`, versions 1 and 2.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import sys
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import InvalidInput, LoadFailed, MalformedBody, NotSupported, quoted
-from stoker.tensors import NUMERIC_DTYPES, TensorInfo, import_dtype, number_kind
+from stoker.errors import InvalidInput, MalformedBody, quoted
+from stoker.tensors import TensorInfo, number_kind
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
 
@@ -24,47 +23,7 @@ _READERS: Final = {
 }
 _MAX_HEADER_BYTES: Final = 10_000
 _MAX_AXES: Final = 32
-_SHAPE: Final = re.compile(r"(?:[0-9]{1,18}(?:, *[0-9]{1,18})*)?")
 _CASTABLE_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-
-
-def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str | None) -> np.ndarray:
-    """Return little-endian numbers in C order as the model's input.
-
-    Args:
-        dtype: The numpy dtype of the numbers; None for the model's own.
-        shape: Their sizes, separated by commas; None to derive the number of rows from the length of the body.
-    """
-    if info.dtype == "string":
-        raise InvalidInput(f"{info.name} holds strings, which have no fixed size; send them as JSON.")
-    if dtype is not None and dtype not in NUMERIC_DTYPES:
-        raise MalformedBody(
-            f"{quoted(dtype)} is no dtype; expected one of {', '.join(sorted(NUMERIC_DTYPES))}."
-        )
-    if shape is not None and not _SHAPE.fullmatch(shape):
-        raise MalformedBody(
-            f"{quoted(shape)} is no shape; expected sizes separated by commas, such as 2,784."
-        )
-    try:
-        import_dtype(dtype or "")
-    except LoadFailed as error:
-        raise NotSupported(f"This server does not read {dtype}: it lacks the package ml_dtypes.") from error
-    kind = np.dtype(dtype or info.dtype).newbyteorder("<")
-    sizes = (
-        _shape_of(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))
-    )
-    return _cast_to_input(_numbers(body, kind, sizes), info)
-
-
-def _shape_of(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return the shape of a body that is sent without one: as many rows as the body holds."""
-    if info.any_rank:
-        raise MalformedBody(f"{info} may have any rank, so the shape has to be sent.")
-    if info.shape.count(-1) > 1:
-        raise MalformedBody(f"{info} has several free sizes, so the shape has to be sent.")
-    known_bytes = dtype.itemsize * math.prod(size for size in info.shape if size >= 0)
-    rows = len(body) // known_bytes if known_bytes else 0
-    return tuple(rows if size < 0 else size for size in info.shape)
 
 
 def _numbers(content: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

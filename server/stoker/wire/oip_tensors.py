@@ -33,6 +33,10 @@ DATATYPES: Final = {
     "string": "BYTES",
 }
 """The protocol's name of each dtype."""
+TRITON_DTYPES: Final = {
+    f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}": dtype for dtype, datatype in DATATYPES.items()
+}
+"""The dtypes by their names in Triton's configurations."""
 
 _BY_DTYPE: Final = {
     np.dtype(object if name == "string" else name): datatype

@@ -219,22 +219,18 @@ class Cluster:
                 raise ClusterError(f"the cluster ends watching {kind}: {event['object'].get('message')}")
             yield event["type"], event["object"]
 
-    def log(
-        self, namespace: str, pod: str, *, lines: int | None = None, follow: bool = False
-    ) -> Iterator[str]:
+    def log(self, namespace: str, pod: str, *, lines: int | None = None) -> Iterator[str]:
         """Yield the lines of a pod's log.
 
         Args:
             lines: How many of the last lines at most.
         """
-        query = {"tailLines": "" if lines is None else str(lines), "follow": "true" if follow else ""}
-        yield from self._lines(
-            f"/api/v1/namespaces/{namespace}/pods/{pod}/log", None if follow else _ANSWER_S, **query
-        )
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        yield from self._lines(path, _ANSWER_S, tailLines="" if lines is None else str(lines))
 
-    def may(self, verb: str, resource: str, namespace: str | None, group: str = "", part: str = "") -> bool:
+    def may(self, verb: str, resource: str, namespace: str | None, group: str = "") -> bool:
         """Whether the account may do this, by the cluster's own rules."""
-        wanted = {"verb": verb, "resource": resource, "group": group, "subresource": part}
+        wanted = {"verb": verb, "resource": resource, "group": group}
         attributes = {**wanted, "namespace": namespace or ""}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -280,7 +276,7 @@ class Cluster:
             self._warn(warning.partition('"')[2].rstrip('"') or warning)
         return Answer(content, response.status == _CREATED)
 
-    def _lines(self, path: str, within_s: float | None, **query: str) -> Iterator[str]:
+    def _lines(self, path: str, within_s: float, **query: str) -> Iterator[str]:
         with _errors(self.context):
             response = self._request(
                 "get",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -76,23 +75,6 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
     for reference in _existing(cluster, plan):
         if reference not in wanted and cluster.delete(reference):
             yield Change(reference, "removed")
-
-
-def difference(cluster: Cluster, plan: ClusterPlan) -> str:
-    """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are left out."""
-    parts: list[str] = []
-    objects = _objects(cluster, plan)
-    for content in objects:
-        reference = cluster.reference(content)
-        before = cluster.find(reference)
-        # Objects in a namespace that does not exist cannot be checked.
-        after = content if before is None else cluster.apply(content, force=True, dry_run=True).content
-        parts += _diff(reference, before, after)
-    wanted = {cluster.reference(content) for content in objects}
-    for reference in _existing(cluster, plan):
-        if reference not in wanted:
-            parts += _diff(reference, cluster.find(reference), None)
-    return "".join(parts)
 
 
 def delete(cluster: Cluster, namespace: str, name: str) -> list[Reference]:
@@ -225,19 +207,6 @@ def _existing(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
             labels.append(f"{_labels('part-of', plan.name)},!{ANNOTATIONS}/version")
         for one in labels:
             yield from map(cluster.reference, cluster.list(api_version, kind, namespace, one))
-
-
-def _diff(
-    reference: Reference, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
-) -> Iterator[str]:
-    texts = [_text(before), _text(after)]
-    if texts[0] == texts[1]:
-        return
-    name = f"{reference.kind}/{reference.name}"
-    old, new = (text.splitlines(keepends=True) for text in texts)
-    yield from difflib.unified_diff(
-        old, new, "/dev/null" if before is None else name, "/dev/null" if after is None else name
-    )
 
 
 def _text(content: Mapping[str, Any] | None) -> str:

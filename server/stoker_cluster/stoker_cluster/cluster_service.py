@@ -100,18 +100,17 @@ class ClusterService:
             if "deletionTimestamp" not in pod["metadata"] and is_ready(pod)
         ]
 
-    def logs(self, lines: int | None = None, *, follow: bool = False) -> Iterator[tuple[str, str]]:
+    def logs(self, lines: int | None = None) -> Iterator[tuple[str, str]]:
         """Give the lines that its pods have written, one pod after the other: the name of the pod, and the line.
 
         Args:
             lines: How many of the last ones of each pod at most.
-            follow: Continue with new lines, of the first running pod only.
         """
         running = [pod["metadata"]["name"] for pod in self.pods() if _has_begun(pod)]
         if not running:
             raise ClusterError(f"no pod of {self.instance} has begun yet: {self.status().line}")
-        for name in running[:1] if follow else running:
-            for line in self._cluster.log(self.namespace, name, lines=lines, follow=follow):
+        for name in running:
+            for line in self._cluster.log(self.namespace, name, lines=lines):
                 yield name, line
 
     def keys(self) -> Keys:

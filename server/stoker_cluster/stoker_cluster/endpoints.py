@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -96,19 +96,20 @@ class EndpointSlices:
         }
 
 
-def servers_in_slices(slices: Sequence[Mapping[str, Any]]) -> frozenset[Server]:
+def servers_in_slices(slices: Iterable[Mapping[str, Any]]) -> frozenset[Server]:
     """Return the servers of EndpointSlices: those that are ready, and those that still answer while terminating."""
     found = set()
-    for content in slices:
-        port = next(
-            (port["port"] for port in content.get("ports") or () if port.get("name") == _HTTP_PORT_NAME), None
-        )
-        if port is None:
-            continue
-        for endpoint in content.get("endpoints") or ():
-            conditions = endpoint.get("conditions") or {}
-            # As Kubernetes defines, missing conditions of readiness count as true.
-            ready = conditions.get("ready") is not False
-            if ready or conditions.get("serving"):
-                found |= {Server(ip, int(port), ready) for ip in endpoint["addresses"]}
+    for endpoint, port, is_ready in http_endpoints(slices):
+        if is_ready or (endpoint.get("conditions") or {}).get("serving"):
+            found |= {Server(ip, port, is_ready) for ip in endpoint["addresses"]}
     return frozenset(found)
+
+
+def http_endpoints(slices: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int, bool]]:
+    """Yield each endpoint of EndpointSlices with its port for HTTP, and whether it is ready."""
+    for part in slices:
+        ports = [port["port"] for port in part.get("ports") or () if port.get("name") == _HTTP_PORT_NAME]
+        for endpoint in part.get("endpoints") or () if ports else ():
+            # As Kubernetes defines, missing conditions of readiness count as true.
+            is_ready = (endpoint.get("conditions") or {}).get("ready") is not False
+            yield endpoint, int(ports[0]), is_ready

@@ -11,12 +11,12 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
 from stoker.models.remote_stores import shown_address
-from stoker.settings.files import read_yaml
 from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings
 from stoker.settings.names import read_address
 from stoker.settings.readers import read_settings, settings_of
 from stoker.settings.server import ServerSettings
+from stoker.settings.yaml_files import read_yaml
 from stoker.system.extensions import require_extension
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, read_object_name

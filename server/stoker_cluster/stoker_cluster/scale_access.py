@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.endpoints import http_endpoints
 from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.objects.metadata import ANNOTATIONS, ROUTER_METRICS_PORT
 from stoker_cluster.scaling import ScalingPolicy
@@ -15,7 +16,6 @@ from stoker_cluster.scaling import ScalingPolicy
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _CONFLICT: Final = 409
 _NOT_FOUND: Final = 404
-_PORT: Final = "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,9 @@ def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:
 def ready_addresses(slices: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return HOST:PORT of the pods in EndpointSlices that get requests, by name."""
     addresses: dict[str, str] = {}
-    for part in slices:
-        ports = [port["port"] for port in part.get("ports") or [] if port.get("name") == _PORT]
-        for endpoint in part.get("endpoints") or []:
-            target = endpoint.get("targetRef") or {}
-            # As Kubernetes defines, a missing condition of readiness counts as true.
-            ready = (endpoint.get("conditions") or {}).get("ready") is not False
-            if ready and ports and target.get("kind") == "Pod":
-                host = endpoint["addresses"][0]
-                addresses[target["name"]] = f"[{host}]:{ports[0]}" if ":" in host else f"{host}:{ports[0]}"
+    for endpoint, port, is_ready in http_endpoints(slices):
+        target = endpoint.get("targetRef") or {}
+        if is_ready and target.get("kind") == "Pod":
+            host = endpoint["addresses"][0]
+            addresses[target["name"]] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return addresses

@@ -45,7 +45,6 @@ class Manifest:
     model_file: str
     requirements_file: str
     config_file: str
-    extra_files: tuple[str, ...]
     document: dict[str, Any]
 
     @property
@@ -113,10 +112,6 @@ def parse_manifest(document: object) -> Manifest:
         raise ValueError("it needs an object named model")
     if str(document.get("runtime") or "") not in _RUNTIMES:
         raise ValueError(f"runtime: {document['runtime']!r}: only archives for Python can be served")
-    extra = model.get("extraFiles") or ()
-    names = extra.split(",") if isinstance(extra, str) else extra
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ValueError("model.extraFiles has to be file names")
     return Manifest(
         model_name=_text(model, "modelName", required=True),
         model_version=_text(model, "modelVersion"),
@@ -125,7 +120,6 @@ def parse_manifest(document: object) -> Manifest:
         model_file=_file(model, "modelFile"),
         requirements_file=_file(model, "requirementsFile"),
         config_file=_file(model, "configFile"),
-        extra_files=tuple(name.strip() for name in names),
         document=document,
     )
 

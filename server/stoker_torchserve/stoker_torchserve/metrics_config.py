@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from stoker.settings.files import SettingsLoader, settings_text
+from stoker.settings.files import settings_text
+from stoker.settings.yaml_files import SettingsLoader
 
 METRICS_FILE_VARIABLE: Final = "TS_METRICS_CONFIG"
 """Names the file to the process of a handler, as TorchServe's own variable does."""

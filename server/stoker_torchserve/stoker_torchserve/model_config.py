@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import yaml
 
-from stoker.settings.files import SettingsLoader
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.yaml_files import SettingsLoader
 
 _S_MS: Final = 1000
 _REFUSED: Final = {

@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.collected_records import last_records
 from tests.puppets import metric_memory
 
 from stoker.collecting.collection import CollectionSettings
-from stoker.collecting.record_files import RecordFiles, last_records
+from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.scoring.collector import Collector
 
 NOON_S = datetime(2026, 3, 1, 12, 34, 56, 789000, UTC).timestamp()

@@ -1,6 +1,5 @@
 """The settings of `collect`."""
 
-import json
 import re
 from typing import Any
 
@@ -17,12 +16,9 @@ def test_true_collects_all_inputs_and_outputs() -> None:
 
 
 def test_mapping_sets_each_option() -> None:
-    """Each setting can be given, and survives the way through JSON."""
+    """Each setting can be given."""
     mapping = {"sample_rate": 0.25, "format": "parquet", "max_mb": 64, "collections": ["outputs"]}
-    made = read_collection(mapping)
-    assert made == CollectionSettings(0.25, "parquet", 64, ("outputs",))
-    assert made
-    assert read_collection(json.loads(json.dumps(made.to_json()))) == made
+    assert read_collection(mapping) == CollectionSettings(0.25, "parquet", 64, ("outputs",))
 
 
 @pytest.mark.parametrize(
@@ -30,16 +26,15 @@ def test_mapping_sets_each_option() -> None:
     [
         ("often", "must be true or false, or hold sample_rate, format, max_mb, collections by name"),
         ({"sample_rat": 1}, "has no 'sample_rat'; did you mean sample_rate?"),
-        ({"rate": 1}, "has no 'rate'; did you mean sample_rate?"),
-        ({"sample_rate": 0}, "has a sample_rate that is not above 0 and at most 1"),
-        ({"sample_rate": 1.5}, "has a sample_rate"),
-        ({"sample_rate": True}, "has a sample_rate"),
-        ({"format": "csv"}, "has a format that is none of jsonl, parquet"),
-        ({"max_mb": 15}, "has a max_mb that is not a whole number between 16"),
-        ({"max_mb": 16.5}, "has a max_mb"),
-        ({"collections": []}, "has collections that are not a list of inputs, outputs"),
-        ({"collections": ["inputs", "scores"]}, "has collections"),
-        ({"collections": "inputs"}, "has collections"),
+        ({"sample_rate": 0}, "has a value of sample_rate that must be between 1e-09 and 1"),
+        ({"sample_rate": 1.5}, "has a value of sample_rate"),
+        ({"sample_rate": True}, "has a value of sample_rate"),
+        ({"format": "csv"}, "has a value of format that must be jsonl or parquet"),
+        ({"max_mb": 15}, "has a value of max_mb that must be a whole number between 16"),
+        ({"max_mb": 16.5}, "has a value of max_mb"),
+        ({"collections": []}, "has a value of collections that must be a list of inputs, outputs"),
+        ({"collections": ["inputs", "scores"]}, "has a value of collections"),
+        ({"collections": "inputs"}, "has a value of collections"),
     ],
 )
 def test_bad_settings_are_refused_with_the_reason(value: Any, problem: str) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collected_records import last_records
 from tests.unit.collecting.collector_scene import NOON_S, Scene, files_in
 
-from stoker.collecting.record_files import last_records
 from stoker.gateway.scoring.collector import LARGEST_BODY_BYTES
 
 

@@ -1,15 +1,17 @@
 """Files of collected records: folders by hour, their bound, reading them back."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collected_records import last_records
 from tests.unit.collecting.collector_scene import HOUR_S, NOON_S, files_in
 
 from stoker.collecting import record_files
-from stoker.collecting.record_files import RecordFiles, last_records
+from stoker.collecting.record_files import RecordFiles
 
 ROOMY = 1 << 30
 
@@ -108,8 +110,8 @@ def test_after_a_failure_a_new_file_is_begun(tmp_path: Path, monkeypatch: pytest
     files = RecordFiles(tmp_path, 1, "jsonl", max_bytes=ROOMY, writers=1)
     files.write(NOON_S, [line({"time": "1"})])
 
-    def refuse(file: Any, content: bytes) -> None:
-        file.write(content[:3])
+    def refuse(descriptor: int, content: bytes) -> None:
+        os.write(descriptor, content[:3])
         raise OSError("no space left")
 
     with monkeypatch.context() as full:

@@ -110,12 +110,6 @@ def test_doctor_accepts_options_of_serve(tmp_path: Path, workspace: Workspace) -
     assert run(*arguments, "--environment", environment) == 0
 
 
-def test_an_old_python_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stoker needs 3.11."""
-    monkeypatch.setattr(diagnosis.sys, "version_info", (3, 10, 4))
-    assert diagnosis.check_python().outcome == "wrong"
-
-
 def test_packages_of_the_server_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing ones and those in another version are listed; markers and extras count."""
     needed = ["six>=1", "old>=2", "gone", "other; sys_platform == 'win32'", "extra; extra == 'dev'"]
@@ -216,7 +210,7 @@ def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
         ((1_024, 65_536), resource.RLIM_INFINITY, "ok"),
         ((1_024, 4_096), resource.RLIM_INFINITY, "note"),
         ((256, 256), resource.RLIM_INFINITY, "wrong"),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1 << 32, "note"),
+        ((65_536, 65_536), 1 << 32, "note"),
     ],
 )
 def test_limits_of_processes_count(
@@ -228,20 +222,11 @@ def test_limits_of_processes_count(
     assert diagnosis.check_limits().outcome == outcome
 
 
-def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without memfd there are no arenas; little memory is worth a note."""
+def test_little_memory_is_worth_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not wrong: small models need little."""
     assert diagnosis.check_memory().outcome in {"ok", "note"}
     monkeypatch.setattr(diagnosis, "main_memory", lambda: (1 << 30, 1 << 20))
-    assert (diagnosis.check_memory().outcome, "1 MiB available" in diagnosis.check_memory().text) == (
-        "note",
-        True,
-    )
-
-    def forbidden(_: str) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(diagnosis.os, "memfd_create", forbidden)
-    assert diagnosis.check_memory().outcome == "wrong"
+    assert diagnosis.check_memory() == Check("memory", "note", "1 MiB available")
 
 
 def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
@@ -384,7 +369,7 @@ def test_a_saved_model_without_tensorflow_is_wrong(
         assert (check.outcome, check.items) == ("ok", ())
     else:
         assert check.outcome == "wrong"
-        assert check.items == (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
+        assert check.items == (f"it needs tensorflow; {how_to_install('tensorflow')}",)
 
 
 def test_side_effects_of_a_saved_model_are_listed(tmp_path: Path, workspace: Workspace) -> None:
@@ -412,7 +397,7 @@ def test_an_onnx_model_without_onnx_runtime_is_wrong(
     monkeypatch.setattr(diagnosis, "installed_onnx_builds", dict)
     model = write_mlp(tmp_path / "digits.onnx")
     check = checks_of(workspace, ModelSettings(path=model))["model digits"]
-    assert (check.outcome, check.items) == ("wrong", (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",))
+    assert (check.outcome, check.items) == ("wrong", (f"it needs onnxruntime; {onnx_missing()}",))
     check = checks_of(workspace)["onnx runtime"]
     assert (check.outcome, check.text) == ("note", f"none: for ONNX models, {onnx_missing()}")
 

@@ -26,18 +26,15 @@ MODELS = [
     {"name": "resnet", "version": "1", "state": "LOADING"},
 ]
 
-Answers = Callable[[list[int], bool], None]
+Answers = Callable[[bool], None]
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Have a server answer with so many requests each time, and say whether it is ready."""
+    """Have a server answer, and say whether it is ready."""
 
-    def set_up(counts: list[int], ready: bool) -> None:
+    def set_up(ready: bool) -> None:
         def answer(_: argparse.Namespace, path: str, **__: Any) -> bytes:
-            if path == "/v2/models/stats":
-                ends = {"success": {"count": counts.pop(0)}, "fail": {"count": 1}}
-                return json.dumps({"model_stats": [{"inference_stats": ends}]}).encode()
             if path == "/v2/health/ready" and not ready:
                 raise OperatorError("the server answers with status 503")
             return json.dumps(MODELS).encode()
@@ -47,16 +44,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return set_up
 
 
-def test_requests_are_counted_for_a_second(answers: Answers) -> None:
-    """They are divided by the time that has really passed."""
-    answers([10, 25], True)
-    clock = iter([100.0, 101.5])
-    waited: list[float] = []
-    (state,) = status.observe_servers([RECORD], None, clock.__next__, waited.append)
-    assert (state.ready, state.requests_per_s, waited) == (True, 10.0, [1.0])
+def test_row_of_a_server_has_its_models(answers: Answers) -> None:
+    """With the state of those that are not ready."""
+    answers(True)
+    state = status.observe_server(RECORD, None)
     row = state.row(RECORD.started_s + 200)
     assert row[0] == RECORD.uri
-    assert row[2:] == ("3 min", "yes", "10.0", "digits:3, resnet:1 (loading)")
+    assert row[2:] == ("3 min", "yes", "digits:3, resnet:1 (loading)")
 
 
 def test_models_on_demand_are_counted(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,30 +59,29 @@ def test_models_on_demand_are_counted(answers: Answers, monkeypatch: pytest.Monk
         {"name": f"m{i}", "version": "1", "state": "UNAVAILABLE", "reason": ON_DEMAND} for i in range(500)
     ]
     monkeypatch.setattr(sys.modules[__name__], "MODELS", [MODELS[0], *others])
-    answers([0, 0], True)
-    (state,) = status.observe_servers([RECORD], None, iter([0.0, 1.0]).__next__, lambda _: None)
-    assert state.row(RECORD.started_s)[-1] == "digits:3, 500 not loaded, on demand"
+    answers(True)
+    assert (
+        status.observe_server(RECORD, None).row(RECORD.started_s)[-1] == "digits:3, 500 not loaded, on demand"
+    )
 
 
 def test_keys_in_json_are_of_one_form(
-    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answers: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Words with underscores; a server that is not ready makes the exit code 1."""
-    monkeypatch.setattr(status.time, "sleep", lambda _: None)
-    answers([10, 5], False)
+    answers(False)
     with recorded(Workspace(tmp_path), RECORD):
         assert main(["status", "--json", "--workspace", str(tmp_path)]) == 1
     (shown,) = json.loads(capsys.readouterr().out)
-    assert set(shown) == {"uri", "pid", "started_at", "ready", "draining", "requests_per_s", "models"}
-    assert (shown["ready"], shown["requests_per_s"]) == (False, 0.0)
+    assert set(shown) == {"uri", "pid", "started_at", "ready", "draining", "models"}
+    assert shown["ready"] is False
 
 
 def test_a_reloaded_server_drains_beside_its_successor(
-    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answers: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not asked, for its successor would answer at its address, and is no reason for another exit code."""
-    monkeypatch.setattr(status.time, "sleep", lambda _: None)
-    answers([10, 25], True)
+    answers(True)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
         process = str(server_record._identity(other.pid))
         old = dataclasses.replace(RECORD, pid=other.pid, process=process, started_s=RECORD.started_s - 60)
@@ -109,7 +102,7 @@ def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.
     with recorded(Workspace(tmp_path), record):
         assert main(words) == 1
         printed = capsys.readouterr()
-        assert "  no     -           -\n" in printed.out
+        assert "  no     -\n" in printed.out
         assert "cannot be reached" in printed.err
         assert main([*words, "1"]) == 2
         assert "no server here has the process id, the port or the model 1;" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from stoker.errors import (
 from stoker.gateway.rows.sequences import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
+from stoker.metrics import table
 from stoker.runtimes.sequence_runtime import SequenceRuntime
 from stoker.runtimes.sequence_states import SequenceStates
 from stoker.sequence_steps import Control, SequenceStep
@@ -160,7 +161,7 @@ def test_a_number_that_is_used_again_at_once_is_another_row() -> None:
         tickets += [sums.ask(3, 6), sums.ask(1, 7, start=True)]
         sums.settle()
         assert outcomes(*tickets) == [ModelFailed, 1, 5, 11, 7]
-        assert sums.totals().sequences().live == 3
+        assert table.SEQUENCES.counts(sums.totals().words) == [3]
 
 
 ASKED = st.tuples(
@@ -217,7 +218,7 @@ def test_each_answer_goes_on_from_the_one_before(steps: list[Any], amid_runs: li
             totals[name] = number + (0 if start else totals[name])
             if end:
                 del totals[name]
-        assert sums.totals().sequences().live == len(totals)
+        assert table.SEQUENCES.counts(sums.totals().words) == [len(totals)]
         assert not sums.worker.gate.busy  # type: ignore[attr-defined]  # of a model with state
 
 
@@ -230,7 +231,7 @@ def test_rows_that_fill_a_bucket_leave_nothing() -> None:
         sums.settle()
         assert outcomes(*tickets) == [1, 2, 3, 4]
         assert [len(batch) for batch in sums.adding.batches] == [4, 4]
-        assert sums.totals().sequences().live == 3
+        assert table.SEQUENCES.counts(sums.totals().words) == [3]
 
 
 def test_callers_have_sequences_of_their_own() -> None:
@@ -319,8 +320,10 @@ def test_idle_sequences_end_without_anybody_asking() -> None:
         late = sums.ask(1, 1)
         sums.settle()
         assert outcomes(late) == [UnknownSequence]
-        counted = sums.totals().sequences()
-        assert (counted.live, counted.started, counted.ended, counted.expired) == (0, 1, 0, 1)
+        words = sums.totals().words
+        assert (table.SEQUENCES.counts(words), table.SEQUENCES_STARTED.counts(words)) == ([0], [1])
+        assert words[table.SEQUENCES_ENDED.word("idle")] == 1
+        assert words[table.SEQUENCES_ENDED.word("end")] == 0
 
 
 def test_a_dead_frontend_ends_sequences_with_queued_rows() -> None:

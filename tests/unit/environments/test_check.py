@@ -9,17 +9,18 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments import installers, interpreters
-from stoker.environments.check import ModelEnvironment, compare, installed_version, locate_environment, notes
+from stoker.environments.check import ModelEnvironment, compare, installed_version, notes
 from stoker.environments.files import read_environment
 from stoker.environments.interpreters import (
     Interpreter,
     choose_interpreter,
     find_interpreter,
     this_interpreter,
-    variables_for,
 )
+from stoker.environments.location import locate_environment
 from stoker.environments.specification import Specification
 from stoker.environments.trial import frameworks_without_gpus
+from stoker.environments.variables import variables_for
 from stoker.errors import EnvironmentUnusable
 
 THIS_MINOR = sys.version_info.minor

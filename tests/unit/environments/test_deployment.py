@@ -15,7 +15,6 @@ from stoker.environments.build import Built
 from stoker.environments.files import read_environment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.models import deployments
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
@@ -110,7 +109,7 @@ def test_a_bad_file_stops_the_start(
         read.append(path)
         return read_environment(path)
 
-    monkeypatch.setattr(deployments, "read_environment", read_counted)
+    monkeypatch.setattr("stoker.environments.files.read_environment", read_counted)
     with Stock(settings, workspace, print) as stock:
         with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
             stock.prepare_first(stock.find_models())

@@ -7,7 +7,8 @@ from packaging.specifiers import SpecifierSet
 
 from stoker.environments.check import notes
 from stoker.environments.conda_specs import parse_conda_spec
-from stoker.environments.files import ENVIRONMENT_FILES, find_environment, read_environment
+from stoker.environments.files import read_environment
+from stoker.environments.location import ENVIRONMENT_FILES, find_environment
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 

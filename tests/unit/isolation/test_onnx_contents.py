@@ -122,6 +122,30 @@ GRAPHS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
         {},
     ),
     "filled with nothing": ([*one("ConstantOfShape", "two", "c"), *one("Cast", "c", to=INTEGER)], {}),
+    "a row of a table": (one("Gather", "table two", axis=1), {"table": np.array([[1, 2, 3], [4, 5, 6]])}),
+    "a part of a table": (
+        one("Slice", "table s e a"),
+        {"table": np.array([[1, 2, 3], [4, 5, 6]]), "s": vector(1), "e": vector(9), "a": vector(-1)},
+    ),
+    "a table of sizes": (
+        [*SIZES, *one("Unsqueeze", "sizes a", "t"), *one("Add", "t col")],
+        {"a": vector(0), "col": np.array([[0], [0]])},
+    ),
+    "a table of numbers": (one("Reshape", "a s"), {"a": vector(1, 2, 3, 4), "s": vector(0, -1)}),
+    "a table, reshaped": ([*SIZES, *one("Reshape", "sizes s")], {"s": vector(3, 1)}),
+    "a table, squeezed": (
+        [*SIZES, *one("Reshape", "sizes s", "t"), *one("Squeeze", "t a")],
+        {"s": vector(1, 3, 1), "a": vector(0, 2)},
+    ),
+    "tables beside each other": (
+        [*SIZES, *one("Unsqueeze", "sizes a", "t"), *one("Concat", "t t", axis=1)],
+        {"a": vector(1)},
+    ),
+    "one or the other of a table": (
+        [*SIZES, *one("Equal", "a less", "e"), *one("Where", "e sizes col")],
+        {"a": vector(-1, 5, -1), "less": vector(-1), "col": np.array([[7], [8]])},
+    ),
+    "a table that is filled": ([*SIZES, *one("Expand", "sizes s")], {"s": vector(2, 1)}),
     "filled with a size": ([*SIZES, *BOTH, *one("Expand", "n three")], {"three": vector(3)}),
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from stoker.isolation.tensorflow.computing_rules import COMPUTING
 from stoker.isolation.tensorflow.layout_rules import LAYOUTS, MAKING
+from stoker.isolation.tensorflow.operator_call import apply_rule
 from stoker.isolation.tensorflow.product_rules import PRODUCTS
 from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
 from stoker.isolation.tensorflow.sizes import compute, shape_of
@@ -67,7 +68,7 @@ def follow(
     kind: str, inputs: list[Any], states: list[State], output: Any = None, count: int = 1, **attributes: Any
 ) -> Any:
     """Return the result of an operator's rule for these states of its inputs."""
-    return RULES[kind](Op(kind, inputs, [output] * count, attributes), states)
+    return apply_rule(RULES[kind], Op(kind, inputs, [output] * count, attributes), states)
 
 
 SLICE = {f"{name}_mask": 0 for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}

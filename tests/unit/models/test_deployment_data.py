@@ -127,8 +127,8 @@ models:
     ]
     assert load_settings({}, {"STOKER_COLLECT": "true"}, None, ()).collect is True
     for line, problem in (
-        ("image: {size: [28]}", "image has a size that is not height and width"),
-        ("collect: {max_mb: 1}", "collect has a max_mb that is not a whole number"),
+        ("image: {size: [28]}", "image has a value of size that must be height and width"),
+        ("collect: {max_mb: 1}", "collect has a value of max_mb that must be a whole number"),
     ):
         file.write_text(f"models:\n  - {{path: a.onnx, {line}}}\n")
         with pytest.raises(InvalidSettings, match=rf"deployment.yaml, models\[0\] \(a.onnx\): {problem}"):

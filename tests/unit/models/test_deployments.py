@@ -111,7 +111,7 @@ def test_a_models_settings_win_over_the_servers(
 def test_replicas_and_devices_of_a_model_win_over_the_servers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has the defaults; replicas on the CPU share the threads of their model."""
+    """The server has the defaults; replicas on the CPU share the cores."""
     for module in ("stoker.models.deployments", "stoker.settings.server"):
         monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     path = onnx(tmp_path / "digits.onnx")
@@ -127,8 +127,40 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
     )
     assert (many.devices, many.threads) == (("cpu",) * 8, 1)
     assert "12 replicas were asked for, 8 run" in many.shortfall
-    assert (elsewhere.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
+    assert (elsewhere.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 8)
     assert (plain.devices, plain.threads) == (("cpu",) * 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("cores", "frontends", "expected"),
+    [(1, 1, (1, 1, 1)), (2, 1, (2, 1, 1)), (8, 4, (8, 3, 4)), (2, 16, (2, 1, 1))],
+)
+def test_models_use_all_cores_but_scripts_those_that_frontends_leave(
+    tmp_path: Path,
+    workspace: Workspace,
+    leases: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    frontends: int,
+    expected: tuple[int, int, int],
+) -> None:
+    """The setting of a model is the most that it uses; each has one thread at least."""
+    for module in ("stoker.models.deployments", "stoker.settings.server"):
+        monkeypatch.setattr(f"{module}.usable_cores", lambda: cores)
+    found = deploy(
+        workspace,
+        leases,
+        ModelSettings(path=onnx(tmp_path / "digits.onnx"), name="plain"),
+        ModelSettings(path=onnx(tmp_path / "digits.onnx"), name="limited", threads=3),
+        ModelSettings(path=script(tmp_path / "b")),
+        device=("cpu",),
+        frontends=frontends,
+    )
+    assert tuple(one.threads for one in found) == (
+        expected[0],
+        min(expected[0], 3),
+        expected[2],
+    )
 
 
 def test_precision_auto_becomes_tf32(tmp_path: Path, workspace: Workspace, leases: ExitStack) -> None:

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from tests.mlflow_folders import PRICES, write_mlmodel, write_onnx, write_sklearn
 
-from stoker.environments.files import find_environment, read_environment
+from stoker.environments.files import read_environment
+from stoker.environments.location import find_environment
 from stoker.errors import EnvironmentUnusable, LoadFailed, RepositoryError, RequestError
 from stoker.models.frameworks import Detected, detect
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample

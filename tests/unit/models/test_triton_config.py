@@ -236,7 +236,7 @@ def test_ineffective_fields_are_noted(tmp_path: Path, text: str, fields: list[st
         (f"output {TENSOR} is_non_linear_format_io: true }}", "is_non_linear_format_io of x is not"),
         (f'output {TENSOR} label_filename: "l.txt" }}', r"output\[0\].label_filename: l.txt cannot be read"),
         (f'output {TENSOR} label_filename: "../l.txt" }}', "must be a name without a folder"),
-        ('sequence_batching { state [{ input_name: "h" }] }', "without input_name or output_name"),
+        ('sequence_batching { state [{ input_name: "h" }] }', "output_name that must be a text"),
         ("max_batchsize: 8", "there is no field max_batchsize; did you mean max_batch_size?"),
         ("instance_group { cuont: 2 }", r"there is no field instance_group\[0\].cuont; did you mean count?"),
         ("max_batch_size: 8 max_batch_size: 9", "max_batch_size stands more than once"),

@@ -23,7 +23,7 @@ def test_a_larger_target_never_gives_a_lower_peak(
 
 
 def test_a_curve_goes_through_the_medians() -> None:
-    """Hiccups do not move it, larger batches never take less, and JSON keeps it."""
+    """Hiccups do not move it, larger batches never take less, and JSON has it in ms."""
     alone = [(1, 1_000_000)] * 9 + [(1, 90_000_000)] + [(4, 900_000)] * 10 + [(16, 4_000_000)] * 10
     curve = MeasuredCurve.fit(alone, [(16, 6_000_000)] * 5)
     assert curve.alone(1) == pytest.approx(1e6, rel=0.02)
@@ -31,8 +31,7 @@ def test_a_curve_goes_through_the_medians() -> None:
     assert curve.alone(10) == pytest.approx(2.5e6, rel=0.05)
     assert curve.alone(32) == pytest.approx(8e6, rel=0.02)
     assert curve.gain(16) == pytest.approx(1 / 3, abs=0.02)
-    again = MeasuredCurve.from_json(curve.to_json())
-    assert again.alone(16) == pytest.approx(curve.alone(16), rel=1e-3)
+    assert curve.to_json()["ms"][-1] == pytest.approx(curve.alone(16) / 1e6, rel=1e-3)
 
 
 def test_padded_batches_take_the_time_of_their_bucket() -> None:

@@ -38,22 +38,22 @@ def test_image_settings_have_defaults() -> None:
         ({}, "needs a size, height before width: size: [28, 28], or size=28x28 in a text"),
         ("channels=1", "needs a size"),
         (7, "must hold size, channels"),
-        ("size=28", "has a size that is not height and width, each between 1 and 16384"),
-        ("size=0x28", "has a size that is not"),
-        ({"size": [28, 28, 1]}, "has a size that is not"),
-        ({"size": [28.0, 28]}, "has a size that is not"),
-        ({"size": [28, 99999]}, "has a size that is not"),
+        ("size=28", "has a value of size that must be height and width, each between 1 and 16384"),
+        ("size=0x28", "has a value of size that must be"),
+        ({"size": [28, 28, 1]}, "has a value of size that must be"),
+        ({"size": [28.0, 28]}, "has a value of size that must be"),
+        ({"size": [28, 99999]}, "has a value of size that must be"),
         ("size=28x28,chanels=1", "has no 'chanels'; did you mean channels?"),
-        ("size=28x28,channels=2", "has channels that are neither 1 (grey) nor 3"),
-        ("size=28x28,layout=hwx", "has a layout that is none of hwc, chw"),
-        ("size=28x28,decoding=gpu", "has a decoding that is none of precise, fast"),
-        ("size=28x28,invert=maybe", "has an invert that is neither true nor false"),
-        ("size=28x28,scale=0", "has a scale that is not above 0"),
-        ("size=28x28,scale=big", "has a scale that is not a number"),
-        ({"size": [28, 28], "scale": True}, "has a scale that is not a number"),
-        ("size=28x28,std=0.1/0/0.1", "has a std that is not above 0"),
+        ("size=28x28,channels=2", "has a value of channels that must be 1 (grey) or 3"),
+        ("size=28x28,layout=hwx", "has a value of layout that must be hwc or chw"),
+        ("size=28x28,decoding=gpu", "has a value of decoding that must be precise or fast"),
+        ("size=28x28,invert=maybe", "has a value of invert that must be true or false"),
+        ("size=28x28,scale=0", "has a value of scale that must be between 1e-09 and 1000000000"),
+        ("size=28x28,scale=big", "has a value of scale that must be a number"),
+        ({"size": [28, 28], "scale": True}, "has a value of scale that must be a number"),
+        ("size=28x28,std=0.1/0/0.1", "has a value of std that must be between 1e-09"),
         ("size=28x28,mean=1/2", "has 2 numbers for mean and 3 channels"),
-        ("size=28x28,mean=1/nan/2", "has a mean that is not a number"),
+        ("size=28x28,mean=1/nan/2", "has a value of mean that must be between -1000000000 and"),
     ],
 )
 def test_bad_image_settings_are_refused_with_the_reason(value: Any, problem: str) -> None:
@@ -65,5 +65,7 @@ def test_bad_image_settings_are_refused_with_the_reason(value: Any, problem: str
 def test_argument_of_a_command_is_read_like_the_setting() -> None:
     """Its errors are those that argparse prints."""
     assert image_argument("size=4x6") == COLOUR
-    with pytest.raises(argparse.ArgumentTypeError, match="the image input 'size=28' has a size that is not"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="the image input 'size=28' has a value of size that"
+    ):
         image_argument("size=28")

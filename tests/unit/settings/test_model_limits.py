@@ -31,7 +31,7 @@ def test_a_model_has_the_first_limit_that_it_matches() -> None:
         ({"a": {"burst_s": 1}}, "needs rows_per_s or device_ms_per_s for a"),
         ({"a": 5}, "needs rows_per_s or device_ms_per_s for a"),
         ({"a": {"rows_per_s": 1, "rows": 1}}, "has for a no 'rows'"),
-        ({"a": {"rows_per_s": 0}}, "has for a a rows_per_s that must be between 0.001"),
+        ({"a": {"rows_per_s": 0}}, "has for a a value of rows_per_s that must be between 0.001"),
         ({"a": {"rows_per_s": True}}, "must be a number"),
     ],
 )

@@ -523,16 +523,14 @@ def test_settings_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "frontends", "expected"),
-    [(1, 0, (1, 1)), (2, 0, (1, 1)), (8, 0, (4, 4)), (64, 0, (8, 56)), (4, 3, (3, 1)), (2, 16, (16, 1))],
+    ("cores", "frontends", "expected"), [(1, 0, 1), (2, 0, 1), (8, 0, 4), (64, 0, 8), (4, 3, 3), (2, 16, 16)]
 )
-def test_processes_and_threads_share_the_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, frontends: int, expected: tuple[int, int]
+def test_half_of_the_cores_have_frontends(
+    monkeypatch: pytest.MonkeyPatch, cores: int, frontends: int, expected: int
 ) -> None:
-    """Half of the cores for HTTP, at most 8, and the rest for the model; there is always one of each."""
+    """By default there is at least one frontend, and at most eight."""
     monkeypatch.setattr("stoker.settings.server.usable_cores", lambda: cores)
-    settings = ServerSettings(frontends=frontends)
-    assert (settings.frontend_count, settings.device_threads) == expected
+    assert ServerSettings(frontends=frontends).frontend_count == expected
 
 
 def test_cluster_part_of_a_file_is_ignored_by_the_server(tmp_path: Path) -> None:

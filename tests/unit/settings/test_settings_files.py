@@ -19,7 +19,8 @@ from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
 from stoker.samples.sample_files import describe_sample, read_sample
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
-from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml, settings_text
+from stoker.settings.files import MOST_BYTES, parse_json, read_json, settings_text
+from stoker.settings.yaml_files import read_yaml
 from stoker.tensors import TensorInfo
 
 DEEP = 100_000

@@ -104,7 +104,7 @@ assert Model is same
         ("azureml.train.other", "ScriptRunConfig"),
         ("azureml.pipeline.core.graph", "Experiment.submit"),
         ("azureml.dataprep", "pandas"),
-        ("azureml.datadrift", "stoker data"),
+        ("azureml.datadrift", "stoker serve --collect"),
         ("azureml.data.dataset_snapshot", "Dataset.File"),
         ("azureml.core.util", "take it out of the script"),
         ("azureml.fsspec", "as_mount"),

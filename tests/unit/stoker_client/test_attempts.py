@@ -7,7 +7,7 @@ import pytest
 
 from stoker_client import ConnectionFailed, StokerClientError, TimedOut, UnexpectedAnswer
 from stoker_client.answers import Reply
-from stoker_client.attempts import sent, speaks_of_load, was_lost, was_overload, was_refused
+from stoker_client.attempts import sent, was_lost, was_refused
 from stoker_client.steps import Send
 
 SEND = Send("GET", httpx.URL("http://h/"), 2.0)
@@ -37,26 +37,9 @@ def attempt(outcome: Reply | Exception) -> Reply | StokerClientError:
 def test_failure_becomes_an_error_with_its_cause(
     failure: Exception, error: type[StokerClientError], message: str, is_lost: bool, is_refused: bool
 ) -> None:
-    """Only a server that was not reached is left for another one; none of these speaks of its load."""
+    """Only a server that was not reached is left for another one."""
     outcome = attempt(failure)
     assert isinstance(outcome, error)
     assert message in str(outcome)
     assert outcome.__cause__ is failure
     assert (was_lost(outcome), was_refused(outcome)) == (is_lost, is_refused)
-    assert not speaks_of_load(outcome)
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "is_overload", "is_about_load"),
-    [
-        (200, "", False, True),
-        (429, "overloaded", True, True),
-        (503, "", True, True),
-        (503, "not_ready", False, False),
-    ],
-)
-def test_reply_speaks_of_load(status: int, code: str, is_overload: bool, is_about_load: bool) -> None:
-    """A success and a refusal for load count; a model that loads does not."""
-    body = b"[1]" if status == 200 else b'{"message": "no", "code": "%b"}' % code.encode()
-    outcome = attempt(Reply(status, body if code or status == 200 else b"busy"))
-    assert (was_overload(outcome), speaks_of_load(outcome)) == (is_overload, is_about_load)

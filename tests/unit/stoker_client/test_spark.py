@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ import orjson
 import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S
-from tests.tiny_models import write_doubler
 from tests.unit.stoker_client.scripted import error, is_description
 
 from stoker_client.spark import scored
@@ -168,18 +166,6 @@ def test_outputs_by_name() -> None:
     assert (frame.column("a"), frame.column("b")) == ([1, 1, 1], [[0.5, 1.5]] * 3)
     with pytest.raises(ValueError, match="outputs names c, and the model returns a, b"):
         scored(Frame(batches()[0]), URI, KEY, "x", "c long", transport=transport)
-
-
-def test_a_file_on_the_executors(tmp_path: Path) -> None:
-    """It is sent there and run; a key would be for a server."""
-    file = write_doubler(tmp_path / "doubler.onnx")
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float64)), 4)
-    frame = Frame(pa.RecordBatch.from_arrays([rows], names=["x"]))
-    for path in (file, str(file)):
-        found = scored(frame, path, None, "x", "y array<float>", batch_rows=2).column("y")
-        assert found == (2.0 * np.arange(12).reshape(3, 4)).tolist()
-    with pytest.raises(ValueError, match="a key and options are for a server"):
-        scored(frame, file, KEY, "x", "y array<float>")
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,6 @@ class PuppetApi:
         return self._change(method, path, content, query)
 
     def _read(self, path: str, query: Mapping[str, str]) -> Any:
-        if path == "/version":
-            return {"gitVersion": "v1.36.2"}
         group = path.removeprefix("/apis/").removeprefix("/api/")
         if group in _KINDS:
             return {"resources": [_resource(kind) for kind in _KINDS[group]]}

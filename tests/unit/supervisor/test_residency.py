@@ -34,6 +34,12 @@ MB = 1 << 20
 UUID = a_gpu().answers["nvmlDeviceGetUUID"]
 
 
+def packed(memory_bytes: int, load_s: float, warm_up_s: float) -> SimpleNamespace:
+    """A replica in a process that it shares."""
+    load = SimpleNamespace(memory_bytes=memory_bytes, load_s=load_s, warm_up_s=warm_up_s)
+    return SimpleNamespace(load=load)
+
+
 class PuppetFleet:
     """Device processes that take as many bytes as their models, by name; each has one model.
 
@@ -225,7 +231,7 @@ def test_a_first_load_beside_others_makes_room_for_no_process(play: Callable[...
 
     async def scene(stage: Stage) -> None:
         await stage.residency.wake("a", 1)
-        stage.fleet.packed["b"] = SimpleNamespace(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
+        stage.fleet.packed["b"] = packed(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
         for name in "bc":
             stage.guess(name)
             await stage.residency.wake(name, 1)
@@ -242,7 +248,7 @@ def test_a_model_leaves_a_full_process_rather_than_that_one_more_is_started(
     async def scene(stage: Stage) -> None:
         stage.fleet.most = 3
         for name in "abcd":
-            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
+            stage.fleet.packed[name] = packed(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
             await stage.residency.wake(name, 1)
         assert stage.fleet.log == ["load a", "load b", "load c", "unload a", "load d"]
 
@@ -276,7 +282,7 @@ def test_a_load_that_was_held_up_once_does_not_keep_its_model(play: Callable[...
     """In a shared process its own load time counts, as a mean with the loads before."""
 
     async def scene(stage: Stage) -> None:
-        stage.fleet.packed["a"] = SimpleNamespace(memory_bytes=40 * MB, load_s=0.1, warm_up_s=0.2)
+        stage.fleet.packed["a"] = packed(memory_bytes=40 * MB, load_s=0.1, warm_up_s=0.2)
         for name in "abab":
             await stage.residency.wake(name, 1)
         loads_s = [stage.catalogue.models[name].versions[1].load_s for name in "ab"]
@@ -353,7 +359,7 @@ def test_a_model_above_the_whole_budget_is_refused_at_once(play: Callable[..., N
     async def scene(stage: Stage) -> None:
         for name in ("file", "folder"):
             stage.guess(name)
-            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=MB, load_s=0.1, warm_up_s=0.1)
+            stage.fleet.packed[name] = packed(memory_bytes=MB, load_s=0.1, warm_up_s=0.1)
         stage.served("file").path.write_bytes(bytes(60 * MB))
         (path := stage.served("folder").path).unlink()
         path.mkdir()
@@ -372,23 +378,6 @@ def test_a_model_above_the_whole_budget_is_refused_at_once(play: Callable[..., N
         assert stage.fleet.log == ["load big", "unload big", "load a"]
 
     play(scene, sizes, 100)
-
-
-def test_the_start_names_the_files_above_the_whole_budget(
-    play: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are known before anybody asks for them."""
-
-    async def scene(stage: Stage) -> None:
-        stage.guess("a")
-        stage.guess("b")
-        stage.served("b").path.write_bytes(bytes(101 * MB))
-        stage.residency.warn_of_too_large([stage.served(name) for name in "abc"])
-        assert caplog.messages == [
-            "b version 1 can never be loaded: its file has 101 MiB, and memory_mb is 100 MiB"
-        ]
-
-    play(scene, dict.fromkeys("abc", MB), 100)
 
 
 def _quick(fleet: PuppetFleet) -> Callable[[Deployment], Awaitable[None]]:
@@ -534,7 +523,7 @@ def test_a_shared_context_is_not_a_models(play: Callable[..., None], monkeypatch
         monkeypatch.setattr(device_memory, "read_memory", read)
         stage.fleet.devices.has_room_for = lambda model: bool(stage.fleet.devices.processes)
         for name in "ab":
-            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=900 * MB, load_s=0.1, warm_up_s=0.1)
+            stage.fleet.packed[name] = packed(memory_bytes=900 * MB, load_s=0.1, warm_up_s=0.1)
             stage.guess(name)
             await stage.residency.wake(name, 1)
         kept = [stage.footprints.find(stage.served(name), UUID).size_bytes for name in "ab"]

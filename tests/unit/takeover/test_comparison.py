@@ -22,10 +22,8 @@ from stoker.takeover.comparison import (
     alike,
     compare,
     json_fields,
-    packed_fields,
     script_fields,
 )
-from stoker.wire.packed import pack
 from stoker.wire.script_requests import ScriptAnswer
 
 FEW = settings(STEADY, max_examples=30)
@@ -151,8 +149,6 @@ def test_answers_of_scripts_are_compared_by_the_members_of_their_json() -> None:
     assert {name: array.tolist() for name, array in refused.items()} == {"": [1], "status": [422]}
     with pytest.raises(ServingError, match="failed with status 500"):
         script_fields(ScriptAnswer(b"", 500, failed=True).pack())
-    packed = packed_fields(pack({"y": np.array([[1.5]])}))
-    assert {name: array.tolist() for name, array in packed.items()} == {"y": [[1.5]]}
 
 
 def test_only_versions_that_take_and_give_the_same_are_alike() -> None:

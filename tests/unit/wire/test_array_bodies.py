@@ -1,4 +1,4 @@
-"""Bodies that are one array: bare numbers, and `.npy` files."""
+"""Bodies that are one array: `.npy` files."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, RequestError
 from stoker.tensors import TensorInfo
-from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
+from stoker.wire.array_bodies import decode_npy, encode_npy
 
 ROWS = TensorInfo("x", "float32", (-1, 2))
 WORDS = TensorInfo("words", "string", (-1,))
@@ -38,60 +38,25 @@ def with_header(header: str | bytes, content: bytes = b"", version: int = 1) -> 
     )
 
 
-def test_the_length_tells_the_rows() -> None:
-    """Where one size is free, neither dtype nor shape have to be sent."""
-    array = decode_octets(struct.pack("<4f", 1, 2, 3, 4), ROWS, None, None)
-    assert (array.dtype, array.tolist()) == (np.float32, [[1, 2], [3, 4]])
-
-
-def test_a_dtype_of_the_same_kind_is_cast() -> None:
+def test_dtype_of_the_same_kind_is_cast() -> None:
     """Integers and wider floats are cast to the model's dtype; others are refused."""
-    assert decode_octets(struct.pack("<2d", 0.5, 2), ROWS, "float64", "1,2").tolist() == [[0.5, 2]]
-    assert decode_octets(b"\1\2", ROWS, "uint8", None).tolist() == [[1, 2]]
+    assert decode_npy(npy(np.array([[0.5, 2]], "<f8")), ROWS).tolist() == [[0.5, 2]]
+    assert decode_npy(npy(np.array([[1, 2]], np.uint8)), ROWS).tolist() == [[1, 2]]
     small = TensorInfo("x", "int8", (-1,))
-    assert decode_octets(struct.pack("<2q", -128, 127), small, "int64", None).tolist() == [-128, 127]
+    assert decode_npy(npy(np.array([-128, 127])), small).tolist() == [-128, 127]
     with pytest.raises(InvalidInput, match="does not fit int8"):
-        decode_octets(struct.pack("<q", 128), small, "int64", None)
+        decode_npy(npy(np.array([128])), small)
     with pytest.raises(InvalidInput, match="too large for float32"):
-        decode_octets(struct.pack("<2d", 1e300, 0), ROWS, "float64", None)
+        decode_npy(npy(np.array([[1e300, 0]])), ROWS)
+    with pytest.raises(InvalidInput, match="got float32"):
+        decode_npy(npy(np.array([1], np.float32)), small)
 
 
-def test_octets_of_booleans_become_true_unless_zero() -> None:
+def test_bytes_of_booleans_become_true_unless_zero() -> None:
     """Each byte becomes 0 or 1."""
     flags = TensorInfo("x", "bool", (-1,))
-    array = decode_octets(b"\0\1\xff", flags, None, None)
+    array = decode_npy(npy(np.frombuffer(b"\0\1\xff", bool)), flags)
     assert array.view(np.uint8).tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("info", "body", "dtype", "shape", "error", "complaint"),
-    [
-        (ROWS, bytes(7), None, None, MalformedBody, "has 0 bytes, the body has 7"),
-        (ROWS, bytes(8), None, "2,2", MalformedBody, "has 16 bytes, the body has 8"),
-        (ROWS, bytes(8), None, "2", InvalidInput, r"got the shape \[2\]"),
-        (ROWS, bytes(8), "float23", None, MalformedBody, "'float23' is no dtype"),
-        (ROWS, bytes(8), "object", None, MalformedBody, "'object' is no dtype"),
-        (ROWS, bytes(8), None, "1,-2", MalformedBody, "is no shape"),
-        (ROWS, bytes(8), None, "1;2", MalformedBody, "is no shape"),
-        (ROWS, b"", None, ",".join(["1"] * 40), MalformedBody, "too many axes"),
-        (ROWS, b"", None, "99999999999999,99999999999999,0", MalformedBody, "too many axes or elements"),
-        (ROWS, bytes(2), "bool", None, InvalidInput, "got bool"),
-        (TensorInfo("x", "int32", (-1,)), bytes(4), "float32", None, InvalidInput, "got float32"),
-        (TensorInfo("x", "float32", (-1, -1)), bytes(8), None, None, MalformedBody, "several free sizes"),
-        (WORDS, b"words", None, None, InvalidInput, "send them as JSON"),
-    ],
-)
-def test_octets_that_do_not_fit_are_refused(
-    info: TensorInfo,
-    body: bytes,
-    dtype: str | None,
-    shape: str | None,
-    error: type[Exception],
-    complaint: str,
-) -> None:
-    """The message names the expected size."""
-    with pytest.raises(error, match=complaint):
-        decode_octets(body, info, dtype, shape)
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])

@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from stoker.errors import InvalidInput, LoadFailed, NonFiniteOutput, NotSupported
+from stoker.errors import InvalidInput, LoadFailed, NonFiniteOutput
 from stoker.gateway.rows.row_inputs import check_ranges, narrow_ranges
 from stoker.tensors import Signature, TensorInfo, TensorSpec
-from stoker.wire.array_bodies import decode_octets
 from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs
 from stoker.wire.tensor_json import as_tensor
 
@@ -51,21 +50,10 @@ def test_numbers_that_round_to_infinity_are_refused(number: float) -> None:
         as_tensor([[number]], TensorInfo("x", "bfloat16", (-1, 1)))
 
 
-def test_bare_bytes_are_read_in_the_models_dtype_or_another() -> None:
-    """By the name that ml_dtypes gives it."""
-    info = TensorInfo("x", "bfloat16", (-1, 2))
-    rows = halves((1.5, -2))
-    np.testing.assert_array_equal(decode_octets(rows.tobytes(), info, None, None), rows)
-    wide = TensorInfo("x", "float32", (-1, 2))
-    np.testing.assert_array_equal(decode_octets(rows.tobytes(), wide, "bfloat16", "1,2"), [[1.5, -2]])
-
-
 def test_dtype_is_named_with_its_package_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model with it is not loaded; a caller who sends it to another model is told so."""
+    """A model with it is not loaded."""
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(
         LoadFailed, match="bfloat16 needs ml_dtypes, which is not installed; install it with: "
     ):
         TensorInfo("x", "bfloat16", (-1, 2))
-    with pytest.raises(NotSupported, match="does not read bfloat16: it lacks the package ml_dtypes"):
-        decode_octets(bytes(4), TensorInfo("x", "float32", (-1, 2)), "bfloat16", None)

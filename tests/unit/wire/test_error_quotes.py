@@ -21,7 +21,6 @@ from stoker.gateway.http.requests import query_body
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.repository import check_unload_parameters, read_config
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
-from stoker.wire.array_bodies import decode_octets
 from stoker.wire.oip_codec import InferCodec
 from stoker.wire.oip_requests import MAX_ID_CHARS, decode_infer
 from stoker.wire.oip_responses import encode_infer
@@ -104,8 +103,6 @@ def _predict(document: Any) -> None:
         lambda: decode_tensors(json.dumps({"data": {LONG: 1}}).encode(), TENSORS),
         lambda: decode_tensors(json.dumps({"data": {str(n): 1 for n in range(5000)}}).encode(), TENSORS),
         lambda: decode_document({"data": {"a": [], "b": [], **{str(n): 1 for n in range(5000)}}}, TWO),
-        lambda: decode_octets(b"", INPUT, LONG, None),
-        lambda: decode_octets(b"", INPUT, None, LONG),
         lambda: inflater_for([LONG.encode()]),
         lambda: InferDialect.for_length(LONG.encode()),
         lambda: query_body(f"{LONG}={'[' * 200}".encode()),

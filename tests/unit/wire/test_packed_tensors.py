@@ -14,7 +14,7 @@ from tests.puppets import STEADY, numbers
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire import packed
-from stoker.wire.array_bodies import decode_npy, decode_octets
+from stoker.wire.array_bodies import decode_npy
 from stoker.wire.oip_tensors import checked_shape
 from stoker.wire.packed import check_string_count, join_strings, pack, signature_of, split_strings, unpack
 from stoker.wire.tensor_json import as_tensor, decode_tensors, encode_tensors
@@ -141,7 +141,6 @@ def test_empty_arrays_have_bounded_sizes() -> None:
         lambda: checked_shape("m", tokens, "INT64", [(1 << 20) + 1, 0]),
         lambda: checked_shape("m", tokens, "INT64", [0, 1 << 40]),
         lambda: decode_npy(body, tokens),
-        lambda: decode_octets(b"", tokens, None, "1048577,0"),
     ):
         with pytest.raises(MalformedBody, match="too many"):
             refused()

@@ -205,7 +205,7 @@ def _description_lines(target: ComputeTarget, configuration: Mapping[str, Any]) 
         yield f"{target.name}: {target.words}{_kept_text(configuration)}"
         return
     from stoker_cluster.access import Cluster
-    from stoker_cluster.survey import describe_machines
+    from stoker_cluster.machines import describe_machines
 
     cluster = Cluster.connect(binding.context)
     yield f"{target.name}: the cluster {binding.context} stands for it, namespace {binding.namespace}"

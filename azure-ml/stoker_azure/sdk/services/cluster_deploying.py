@@ -31,9 +31,9 @@ from stoker_base.trees import files_below
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
 from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.machines import INSTANCE_TYPE, has_machines
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
-from stoker_cluster.survey import INSTANCE_TYPE, has_machines
 
 # Azure fills these in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1

@@ -111,11 +111,6 @@ class SshEngine:
         there = {"cores": int(facts["cores"]), "gpus": [str(number) for number in range(len(facts["gpus"]))]}
         return {**found, **{key: there[key] for key in there if key not in self._target.settings}}
 
-    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
-        """Remove environments on the machine that no run has used for long."""
-        _, data = self._link.ask(op="prune", unused_s=unused_s, remove=remove, timeout_s=None)
-        return [tuple(one) for one in json.loads(data)]
-
     def prepare(self, job: Job, say: Say) -> None:
         """Provide environment and files on the machine, after earlier attempts were ended and collected."""
         with local_errors():

@@ -9,12 +9,12 @@ import numpy as np
 
 from stoker import __version__
 from stoker.gateway.describing.operations import describe_answer, describe_operation, json_content
-from stoker.gateway.describing.swagger import Naming, input_schema, output_schema
+from stoker.gateway.describing.schemas import ANYTHING, input_schema, output_schema
+from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.describing.text_paths import text_paths
 from stoker.gateway.model_directory import service_path
 from stoker.gateway.scoring.service import Service
 from stoker.samples.example_bodies import make_rows
-from stoker.tensors import Signature, TensorInfo
 from stoker.wire.images import IMAGE_TYPES
 
 _ERRORS: Final = {
@@ -105,75 +105,37 @@ def _health(path: str, text: str) -> dict[str, Any]:
 
 def _input(service: Service) -> dict[str, Any]:
     """Return the schema of a body, which is empty where only the model knows what it takes."""
-    signature = service.signature
-    if service.script is not None:
-        return service.script.input_schema or {}
-    if signature is None:
+    schema, signature = input_schema(service), service.signature
+    if schema is ANYTHING:
         return {}
-    if signature.takes == "tensors":
-        tensors = signature.tensors
-        if tensors is None or tensors.table or len(signature.signatures) > 1:
-            return input_schema(service)
-        data = _tensors(tensors.inputs, are_bounded=True)
-        return {"type": "object", "properties": {"data": data}, "required": ["data"]}
-    schema = input_schema(service)
-    if signature.takes != "rows":
+    if service.script is not None or signature is None or (signature.tensors and signature.tensors.table):
         return schema
-    return {**schema, "properties": {**schema["properties"], "data": _bounded_rows(schema, signature)}}
+    properties = schema["properties"]
+    return {**schema, "properties": {**properties, "data": _bounded(properties["data"])}}
 
 
-def _bounded_rows(schema: dict[str, Any], signature: Signature) -> dict[str, Any]:
-    data = schema["properties"]["data"]
-    if len(signature.inputs) == 1:
-        return _bounded(data, signature.inputs[0].dtype)
-    properties = {spec.name: _bounded(data["properties"][spec.name], spec.dtype) for spec in signature.inputs}
-    return {**data, "properties": properties, "additionalProperties": False}
-
-
-def _bounded(schema: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Return the schema of nested lists with the bounds of their numbers, and at least one row."""
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of rows with the bounds of their numbers, at least one row, and no other inputs."""
+    if "properties" in schema:
+        properties = {name: _bounded(one) for name, one in schema["properties"].items()}
+        return {**schema, "properties": properties, "additionalProperties": False}
     if "items" in schema:
-        return {**schema, "items": _bounded(schema["items"], dtype), "minItems": schema.get("minItems", 1)}
-    if schema["type"] == "integer":
+        return {**schema, "items": _bounded(schema["items"]), "minItems": schema.get("minItems", 1)}
+    dtype = schema.get("format")
+    if schema.get("type") == "integer":
         return {**schema, "minimum": int(np.iinfo(dtype).min), "maximum": int(np.iinfo(dtype).max)}
-    if schema["type"] != "number" or dtype not in _BEYOND:
+    if dtype not in _BEYOND:
         return schema
     return {**schema, "exclusiveMinimum": -_BEYOND[dtype], "exclusiveMaximum": _BEYOND[dtype]}
 
 
-def _tensors(infos: Sequence[TensorInfo], *, are_bounded: bool = False) -> dict[str, Any]:
-    """Return the schema of one tensor, or of several by their names; bounded are those that the model takes."""
-    properties = {
-        info.name: _bounded(_tensor(info), info.dtype) if are_bounded else _tensor(info) for info in infos
-    }
-    if len(infos) == 1:
-        return properties[infos[0].name]
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _tensor(info: TensorInfo) -> dict[str, Any]:
-    kinds = {"b": "boolean", "i": "integer", "u": "integer", "s": "string"}
-    schema: dict[str, Any] = {"type": kinds.get(info.dtype[0], "number"), "format": info.dtype}
-    for size in reversed(info.shape):
-        bounds = {"minItems": 1} if size < 0 else {"minItems": size, "maxItems": size}
-        schema = {"type": "array", "items": schema, **bounds}
-    return schema
-
-
 def _answer_schema(service: Service) -> dict[str, Any]:
     """Return the schema of an answer, with null where that stands for numbers that JSON cannot hold."""
-    signature = service.signature
-    if service.script is not None:
-        return service.script.output_schema or {}
-    if signature is None or signature.takes == "body":
+    schema = output_schema(service)
+    if schema is ANYTHING:
         return {}
-    if signature.takes == "rows":
-        schema = {} if signature.outputs[0].variable else output_schema(service)
-    elif signature.tensors is None or signature.tensors.table or len(signature.signatures) > 1:
-        schema = {}
-    else:
-        schema = _tensors(signature.tensors.outputs)
-    return _nullable(schema) if service.facts.non_finite == "null" else schema
+    is_nullable = service.script is None and service.facts.non_finite == "null"
+    return _nullable(schema) if is_nullable else schema
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:

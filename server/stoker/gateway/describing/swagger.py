@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import NotFound, cut
+from stoker.gateway.describing.schemas import input_schema, output_schema
 from stoker.gateway.scoring.service import Service
-from stoker.tensors import Signature, TensorSpec
 from stoker.wire.images import IMAGE_TYPES
 
 _VERSIONS: Final = ("2", "3", "3.1")
@@ -20,7 +19,6 @@ _ERROR: Final = {
     "type": "object",
     "properties": {"message": {"type": "string"}, "code": {"type": "string"}, "error_id": {"type": "string"}},
 }
-_ANYTHING: Final = {"type": "object", "example": {}}
 _FAILED: Final = "The service could not answer; the message says why."
 _INPUT: Final = "The input of the model."
 
@@ -177,63 +175,3 @@ def _schemas(service: Service) -> dict[str, Any]:
         "ServiceOutput": output_schema(service),
         "ErrorResponse": _ERROR,
     }
-
-
-def input_schema(service: Service) -> dict[str, Any]:
-    """Return the schema of the body that scores a service."""
-    if service.script is not None:
-        return service.script.input_schema or _ANYTHING
-    signature = service.signature
-    if signature is not None and signature.tensors is not None and signature.tensors.table:
-        return _table(signature)
-    if signature is None or signature.takes != "rows":
-        return _ANYTHING
-    if signature.callers is not None:
-        data: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
-    elif len(signature.inputs) == 1:
-        data = _rows(signature.inputs[0])
-    else:
-        properties = {spec.name: _rows(spec) for spec in signature.inputs}
-        data = {"type": "object", "properties": properties, "required": list(properties)}
-    named = {"method": {"type": "string", "enum": [signature.method]}} if signature.method else {}
-    return {"type": "object", "properties": {"data": data, **named}, "required": ["data"]}
-
-
-def _table(signature: Signature) -> dict[str, Any]:
-    """Return the schema of an estimator fitted on a table with texts: rows as objects, with an example."""
-    assert signature.tensors is not None, "only models that take tensors have a table"
-    inputs = signature.tensors.inputs
-    types = {"string": "string", "bool": "boolean"}
-    properties = {info.name: {"type": types.get(info.dtype, "number")} for info in inputs}
-    row = {"type": "object", "properties": properties, "required": list(properties)}
-    method = {"type": "string", "enum": [named.name for named in signature.signatures]}
-    return {
-        "type": "object",
-        "properties": {"data": {"type": "array", "items": row}, "method": method},
-        "required": ["data"],
-        "example": {"data": [{info.name: json.loads(info.example) for info in inputs if info.example}]},
-    }
-
-
-def output_schema(service: Service) -> dict[str, Any]:
-    """Return the schema of the answer of a service."""
-    if service.script is not None:
-        return service.script.output_schema or _ANYTHING
-    signature = service.signature
-    if signature is None or signature.takes != "rows" or signature.outputs[0].variable:
-        return _ANYTHING
-    if len(signature.outputs) == 1 and not signature.method:
-        return _rows(signature.outputs[0])
-    return {"type": "object", "properties": {spec.name: _rows(spec) for spec in signature.outputs}}
-
-
-def _rows(spec: TensorSpec) -> dict[str, Any]:
-    kind = {"b": "boolean", "i": "integer", "u": "integer"}.get(spec.dtype[0], "number")
-    schema: dict[str, Any] = {"type": kind, "format": spec.dtype}
-    sizes = spec.shape
-    if spec.as_objects:
-        properties = dict.fromkeys(spec.labels, schema)
-        schema, sizes = {"type": "object", "properties": properties, "required": list(properties)}, sizes[:-1]
-    for size in reversed(sizes):
-        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
-    return {"type": "array", "items": schema}

@@ -1,7 +1,7 @@
 """The scoring endpoint of the app: every method, scripts that read the head, compressed and chunked bodies.
 
 It shares the scoring core and the bytes of its answers with the fast path.
-A body may also be one array, `application/octet-stream` or `application/x-npy`.
+A body may also be one array, `application/x-npy`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stoker.gateway.scoring.call_options import CallOptions
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import DEFAULT
-from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
+from stoker.wire.array_bodies import decode_npy, encode_npy
 from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
@@ -52,16 +52,13 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-_OCTETS: Final = b"application/octet-stream"
 _NPY: Final = b"application/x-npy"
-_DTYPE: Final = b"x-stoker-dtype"
-_SHAPE: Final = b"x-stoker-shape"
 _NPY_TYPE: Final = b"content-type: application/x-npy\r\n"
 
 
 def is_array(content_type: bytes) -> bool:
     """Whether a `Content-Type` says that the body is one array."""
-    return _kind(content_type) in (_OCTETS, _NPY)
+    return _kind(content_type) == _NPY
 
 
 def _kind(content_type: bytes) -> bytes:
@@ -72,22 +69,15 @@ class BinaryDialect(Dialect):
     """Scoring requests whose body is the array of the model's only input; answered in JSON or as an array."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
-        """Read from the headers of a request the format of its body and of the answer."""
-        self._is_npy = _kind(headers.get(b"content-type", b"")) == _NPY
-        self._dtype = _text(headers.get(_DTYPE))
-        self._shape = _text(headers.get(_SHAPE))
+        """Read from the headers of a request the format of the answer."""
         accepted = headers.get(b"accept", b"").split(b",")
         self._answers_npy = any(_kind(item) == _NPY for item in accepted)
 
     @classmethod
     def of(cls, service: Service, headers: Mapping[bytes, bytes]) -> BinaryDialect | None:
         """The dialect for a request; None if its body is JSON, an image, or left to an entry script."""
-        if service.script is not None or not is_array(headers.get(b"content-type", b"")):
-            return None
-        if service.images is not None and _DTYPE not in headers:
-            # Images are also sent as application/octet-stream.
-            return None
-        return cls(headers)
+        is_read = service.script is None and is_array(headers.get(b"content-type", b""))
+        return cls(headers) if is_read else None
 
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Always False: the body is the array itself, so there is nothing to parse."""
@@ -107,9 +97,7 @@ class BinaryDialect(Dialect):
         if self._answers_npy and (len(tensors.outputs) != 1 or tensors.outputs[0].dtype == "string"):
             raise InvalidInput(f"{service.name} does not answer with one array of numbers; accept JSON.")
         (info,) = tensors.inputs
-        array = (
-            decode_npy(body, info) if self._is_npy else decode_octets(body, info, self._dtype, self._shape)
-        )
+        array = decode_npy(body, info)
         check_rows({info.name: array}, tensors)
         submit_tensors(call, exchange, {info.name: array})
 
@@ -129,10 +117,6 @@ class BinaryDialect(Dialect):
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         """Return the error in Azure's JSON, with its code as a header."""
         return error.status, code_line(error), error_body(error)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1").strip()
 
 
 _METHODS_WITHOUT_HEAD: Final = ("GET", "OPTIONS", "POST")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _QUICK_BYTES: Final = 1024
 """Encoding so many bytes takes a fraction of a millisecond: less than a thread costs under load."""
-_PIECE_BYTES: Final = 1 << 16
+_PIECE_TEXTS: Final = 16
 _MOST_WAITING: Final = 128
 
 
@@ -94,8 +92,10 @@ class TextExchange(ArenaExchange):
             # Cancelled, a task would cancel the tokenizer of all others.
             tokenizing = await asyncio.shield(self._tokenizing)
             tokenizing.check(texts)
-            encode = partial(run_in_thread, tokenizing.encode)
-            encoded = [await encode(texts[start:stop], start) for start, stop in _pieces(texts)]
+            encoded = [
+                await run_in_thread(tokenizing.encode, texts[start : start + _PIECE_TEXTS], start)
+                for start in range(0, len(texts), _PIECE_TEXTS)
+            ]
             if self.lost:
                 raise NotReady("The device process ended; it is being restarted.", retry_after_s=1)  # noqa: TRY301
             if ticket.is_open:
@@ -107,22 +107,10 @@ class TextExchange(ArenaExchange):
             ticket.fail(unexpected_error(error))
 
     def _submit_tokens(self, ticket: Ticket, encoded: list[TokenRows]) -> None:
-        rows = encoded[0].rows if len(encoded) == 1 else np.concatenate([piece.rows for piece in encoded])
+        rows = np.concatenate([piece.rows for piece in encoded])
         ticket.note_texts(int(rows[:, 0].sum()), sum(piece.cut for piece in encoded))
         super().submit(ticket, [rows])
 
 
 class CachedTextExchange(TextExchange, CachedExchange):
     """An exchange that takes texts, behind a cache of the answers to their tokens."""
-
-
-def _pieces(texts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of pieces of about 64 KiB; a text is in one piece."""
-    start, size_bytes = 0, 0
-    for place, parts in enumerate(texts.reshape(len(texts), -1).tolist()):
-        size_bytes += sum(map(len, parts))
-        if size_bytes >= _PIECE_BYTES:
-            yield start, place + 1
-            start, size_bytes = place + 1, 0
-    if start < len(texts):
-        yield start, len(texts)

@@ -7,15 +7,16 @@ the queue, because the reader of the log is slow, is dropped, counted and report
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.gateway.scoring.background_writer import BackgroundWriter
 from stoker.gateway.scoring.call import request_facts
 from stoker.gateway.scoring.observers import ObservedCall, Observer
+from stoker.system.durable import write_all
 from stoker.system.logs import escaped, json_line, log_settings, text_line
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class AccessLog(BackgroundWriter[_Served, bytes], Observer):
     ) -> None:
         super().__init__("access log", _TICK_S)
         self._share, self._chance, self._clock_s = share, chance, clock_s
-        self._write_bytes = write or _write_all
+        self._write_bytes = write or partial(write_all, _STANDARD_ERROR)
         self._left_out = self._reported_left_out = 0
 
     def accepts(self, call: ObservedCall, ids: RequestIds | None) -> bool:
@@ -153,9 +154,3 @@ def _text(served: _Served) -> bytes:
         parts.append(f" (trace {facts['trace_id']})")
     line = text_line(served.time_s, "INFO", "frontend", _LOGGER, "".join(parts))
     return line.encode(errors="backslashreplace") + b"\n"
-
-
-def _write_all(lines: bytes) -> None:
-    left = memoryview(lines)
-    while left:
-        left = left[os.write(_STANDARD_ERROR, left) :]

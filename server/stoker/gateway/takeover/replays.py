@@ -15,8 +15,8 @@ from stoker.errors import NotReady, StokerError
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.samples.sample_files import read_sample
 from stoker.settings.files import read_sample_file
-from stoker.takeover.comparison import Answer, Comparison, compare, json_fields, packed_fields, script_fields
-from stoker.wire.packed import pack
+from stoker.takeover.comparison import Answer, Comparison, compare, json_fields, script_fields
+from stoker.wire.packed import pack, unpack
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _script_request(signature: Signature, body: bytes) -> bytes:
 def _fields(signature: Signature, row: bytes) -> Answer:
     if signature.takes == "body":
         return script_fields(row)
-    return packed_fields(row) if signature.takes == "tensors" else json_fields(row)
+    return unpack(row) if signature.takes == "tensors" else json_fields(row)
 
 
 def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:

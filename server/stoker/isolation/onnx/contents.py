@@ -1,24 +1,20 @@
-"""Small integers that a graph computes from shapes, evaluated with symbols for N and free sizes."""
+"""Small integers that a graph computes from shapes, evaluated with symbols for N and free sizes.
+
+They are arrays of objects: numbers, sizes, and None for unknown ones.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Final
+
+import numpy as np
 
 from stoker.isolation.onnx.graph import Tensor
 from stoker.isolation.onnx.operator_rules import Call
 from stoker.isolation.onnx.row_states import Undecided, Value, same, sized
-from stoker.isolation.onnx.sizes import (
-    Content,
-    Dim,
-    Shape,
-    Size,
-    depends_on_rows,
-    elements,
-    product,
-    quotient,
-)
+from stoker.isolation.onnx.sizes import Dim, Size, depends_on_rows, product, quotient
 
 _MOST: Final = 512
 Number = float | Size | None
@@ -32,49 +28,71 @@ def computed(call: Call) -> Value | None:
         return None
     try:
         found = function(call)
-    except (Undecided, IndexError, ZeroDivisionError, OverflowError, ValueError):
+    except (Undecided, IndexError, ZeroDivisionError, OverflowError, TypeError, ValueError):
         return None
-    if found is None or len(found[1]) > _MOST:
+    if found is None or found.size > _MOST:
         return None
-    shape, content = found
+    content = tuple(found.flat)
     by_size = any(map(depends_on_rows, content)) or (
         None in content and any(value is not None and value.kind != "same" for value in call.inputs)
     )
-    return (sized if by_size else same)(shape, content)
+    return (sized if by_size else same)(found.shape, content)
 
 
-Found = tuple[Shape, Content] | None
+def _array(numbers: Iterable[Number], shape: tuple[int, ...] = (-1,)) -> np.ndarray:
+    listed = list(numbers)
+    array = np.empty(len(listed), object)
+    array[:] = listed
+    return array.reshape(shape)
 
 
-def _shape(call: Call) -> Found:
+def _input(call: Call, index: int) -> np.ndarray:
+    return _array(call.content(index), call.shape(index))  # type: ignore[arg-type]  # a symbol raises TypeError
+
+
+def _shape(call: Call) -> np.ndarray:
     shape = call.shape(0)
-    sizes = shape[call.integer("start", 0) : call.integer("end", len(shape))]
-    return (len(sizes),), sizes
+    return _array(shape[call.integer("start", 0) : call.integer("end", len(shape))])
 
 
-def _count(call: Call) -> Found:
-    return (), (product(call.shape(0)),)
+def _count(call: Call) -> np.ndarray:
+    return _array([product(call.shape(0))], ())
 
 
-def _constant(call: Call) -> Found:
+def _constant(call: Call) -> np.ndarray | None:
     value = next(iter(call.attributes.values()))
     if isinstance(value, Tensor):
-        return None if value.content is None else (value.shape, value.content)
+        return None if value.content is None else _array(value.content, value.shape)
     if isinstance(value, int | float):
-        return (), (value,)
+        return _array([value], ())
     if not isinstance(value, tuple):
         return None
-    numbers = tuple(number for number in value if not isinstance(number, bytes))
-    return ((len(value),), numbers) if len(numbers) == len(value) else None
+    numbers = [number for number in value if not isinstance(number, bytes)]
+    return _array(numbers) if len(numbers) == len(value) else None
 
 
-def _unchanged(call: Call) -> Found:
-    return call.shape(0), call.content(0)
+def _unchanged(call: Call) -> np.ndarray:
+    return _input(call, 0)
 
 
-def _cast(call: Call) -> Found:
+def _elementwise(operation: Callable[..., Number], inputs: int) -> Callable[[Call], np.ndarray | None]:
+    """Return the function of an operator that computes with each element, or with pairs, as numpy broadcasts."""
+    apply = np.frompyfunc(operation, inputs, 1)
+
+    def function(call: Call) -> np.ndarray | None:
+        arrays = [_input(call, index) for index in range(len(call.inputs))]
+        if np.broadcast(*arrays).size > _MOST:
+            return None
+        result = reduce(apply, arrays) if inputs == 2 else apply(*arrays)
+        # Of arrays without axes numpy returns the object itself.
+        return result if isinstance(result, np.ndarray) else _array([result], ())
+
+    return function
+
+
+def _cast(call: Call) -> np.ndarray | None:
     change = _CASTS.get(call.integer("to", 0))
-    return None if change is None else (call.shape(0), tuple(map(change, call.content(0))))
+    return None if change is None else _array(map(change, call.content(0)), _input(call, 0).shape)
 
 
 def _as_truth(number: Number) -> Number:
@@ -106,69 +124,37 @@ _CASTS: Final[dict[int, Callable[[Number], Number]]] = {
 """Conversions by ONNX data type; narrower types wrap round or lose precision, and are not evaluated."""
 
 
-def _gather(call: Call) -> Found:
-    data, places = call.content(0), call.numbers(1)
-    if len(call.shape(0)) != 1 or call.integer("axis", 0) not in {0, -1}:
-        return None
-    return call.shape(1), tuple(data[place] for place in places)
+def _gather(call: Call) -> np.ndarray:
+    places = np.reshape(call.numbers(1), _input(call, 1).shape).astype(int)
+    taken = np.take(_input(call, 0), places, call.integer("axis", 0))
+    return taken if places.ndim or isinstance(taken, np.ndarray) else _array([taken], ())
 
 
-def _slice(call: Call) -> Found:
-    data = call.content(0)
-    if len(call.shape(0)) != 1:
-        return None
-    if call.opset < 10:
-        starts, ends, steps = call.integers("starts"), call.integers("ends"), None
-    else:
-        starts, ends = call.numbers(1), call.numbers(2)
-        steps = call.numbers(4) if call.has(4) else None
-    if starts is None or ends is None or len(starts) != 1:
-        return None
-    part = data[slice(starts[0], ends[0], steps[0] if steps else None)]
-    return (len(part),), part
+def _slice(call: Call) -> np.ndarray:
+    data = _input(call, 0)
+    parts = [slice(None)] * data.ndim
+    for axis, start, end, step in call.slices():
+        parts[axis] = slice(start, end, step)
+    return data[tuple(parts)]
 
 
-def _concat(call: Call) -> Found:
-    parts = [call.content(index) for index in range(len(call.inputs))]
-    if any(len(call.shape(index)) != 1 for index in range(len(parts))):
-        return None
-    whole = tuple(number for part in parts for number in part)
-    return (len(whole),), whole
+def _concat(call: Call) -> np.ndarray:
+    return np.concatenate([_input(call, index) for index in range(len(call.inputs))], call.integer("axis", 1))
 
 
-def _reshaped(call: Call) -> Found:
-    """Squeeze, Unsqueeze and Reshape of vectors and scalars; the general rule computes the resulting shape."""
-    content = call.content(0)
-    if call.node.operator == "Squeeze":
-        return ((), content) if len(content) == 1 and len(call.shape(0)) <= 1 else None
-    if call.node.operator == "Unsqueeze":
-        return ((1,), content) if call.shape(0) == () else None
-    sizes = call.numbers(1)
-    if len(sizes) == 1 and sizes[0] in {-1, len(content)}:
-        return (len(content),), content
-    return ((), content) if not sizes and len(content) == 1 else None
+def _reshape(call: Call) -> np.ndarray:
+    data, sizes = _input(call, 0), call.list_of("shape") or ()
+    if not call.integer("allowzero", 0):
+        sizes = tuple(size or data.shape[axis] for axis, size in enumerate(sizes))
+    return data.reshape(sizes)
 
 
-def _pairs(call: Call) -> tuple[Shape, list[tuple[Number, Number]]] | None:
-    first, second = call.content(0), call.content(1)
-    if len(call.inputs) != 2:
-        return None
-    if len(call.shape(0)) > 1 or len(call.shape(1)) > 1:
-        return None
-    count = max(len(first), len(second))
-    if min(len(first), len(second)) not in {1, count}:
-        return None
-    shape: Shape = (count,) if len(call.shape(0)) + len(call.shape(1)) else ()
-    first, second = (part * (count if len(part) == 1 else 1) for part in (first, second))
-    return shape, list(zip(first, second, strict=True))
+def _squeeze(call: Call) -> np.ndarray:
+    return np.squeeze(_input(call, 0), call.list_of("axes"))
 
 
-def _two(operation: Callable[[Number, Number], Number]) -> Callable[[Call], Found]:
-    def function(call: Call) -> Found:
-        pairs = _pairs(call)
-        return None if pairs is None else (pairs[0], tuple(operation(*pair) for pair in pairs[1]))
-
-    return function
+def _unsqueeze(call: Call) -> np.ndarray:
+    return np.expand_dims(_input(call, 0), call.list_of("axes") or ())
 
 
 def _add(first: Number, second: Number) -> Number:
@@ -235,65 +221,42 @@ def _both_numbers(operation: Callable[[float, float], float]) -> Callable[[Numbe
     return function
 
 
-def _not(call: Call) -> Found:
-    return call.shape(0), tuple(
-        int(not number) if isinstance(number, int | float) else None for number in call.content(0)
-    )
+def _not(number: Number) -> Number:
+    return int(not number) if isinstance(number, int | float) else None
 
 
-def _where(call: Call) -> Found:
-    parts = [call.content(index) for index in range(3)]
-    if any(len(call.shape(index)) > 1 for index in range(3)):
+def _where(truth: Number, yes: Number, no: Number) -> Number:
+    return None if truth is None or isinstance(truth, Size) else (yes if truth else no)
+
+
+def _range(call: Call) -> np.ndarray | None:
+    counted = range(*(call.numbers(index)[0] for index in range(3)))
+    return _array(counted) if len(counted) <= _MOST else None
+
+
+def _product_of_all(call: Call) -> np.ndarray | None:
+    data, axes = _input(call, 0), call.list_of("axes")
+    if data.ndim != 1 or axes not in {None, (0,), (-1,)} or call.integer("noop_with_empty_axes", 0):
         return None
-    count = max(map(len, parts))
-    if any(len(part) not in {1, count} for part in parts):
-        return None
-    condition, yes, no = (part * (count if len(part) == 1 else 1) for part in parts)
-    chosen = tuple(
-        None if truth is None or isinstance(truth, Size) else (one if truth else other)
-        for truth, one, other in zip(condition, yes, no, strict=True)
-    )
-    return ((count,) if any(len(call.shape(index)) for index in range(3)) else ()), chosen
-
-
-def _range(call: Call) -> Found:
-    start, limit, delta = (call.numbers(index)[0] for index in range(3))
-    if abs(limit - start) > _MOST * abs(delta):
-        return None
-    content = tuple(range(start, limit, delta))
-    return (len(content),), content
-
-
-def _product_of_all(call: Call) -> Found:
-    axes = call.list_of("axes")
-    if len(call.shape(0)) != 1 or axes not in {None, (0,), (-1,)} or call.integer("noop_with_empty_axes", 0):
-        return None
-    sizes = [_as_dim(number) for number in call.content(0)]
+    sizes = list(map(_as_dim, data))
     if any(isinstance(size, int) and size < 0 for size in sizes):
         return None
-    return ((1,) if call.integer("keepdims", 1) else ()), (product(sizes),)
+    return _array([product(sizes)], (1,) if call.integer("keepdims", 1) else ())
 
 
-def _constant_of_shape(call: Call) -> Found:
-    value = call.attributes.get("value")
-    number: Number = 0
-    if isinstance(value, Tensor):
-        if value.content is None:
-            return None
-        number = value.content[0]
-    shape = call.numbers(0)
-    return (shape, (number,) * math.prod(shape)) if math.prod(shape) <= _MOST else None
-
-
-def _expand(call: Call) -> Found:
-    shape = call.numbers(1)
-    content = call.content(0)
-    if len(content) != 1 or len(shape) > 1 or elements(call.shape(0)) != 1 or math.prod(shape) > _MOST:
+def _constant_of_shape(call: Call) -> np.ndarray | None:
+    value = call.attributes.get("value", Tensor("", (1,), (0,)))
+    if not isinstance(value, Tensor) or value.content is None:
         return None
-    return shape, content * math.prod(shape)
+    return np.broadcast_to(_array(value.content[:1]), call.numbers(0))
 
 
-_FUNCTIONS: Final[dict[str, Callable[[Call], Found]]] = {
+def _expand(call: Call) -> np.ndarray:
+    data = _input(call, 0)
+    return np.broadcast_to(data, np.broadcast_shapes(data.shape, call.numbers(1)))
+
+
+_FUNCTIONS: Final[dict[str, Callable[[Call], np.ndarray | None]]] = {
     "Shape": _shape,
     "Size": _count,
     "Constant": _constant,
@@ -302,20 +265,20 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Found]]] = {
     "Gather": _gather,
     "Slice": _slice,
     "Concat": _concat,
-    "Squeeze": _reshaped,
-    "Unsqueeze": _reshaped,
-    "Reshape": _reshaped,
-    "Add": _two(_add),
-    "Sub": _two(_subtract),
-    "Mul": _two(_multiply),
-    "Div": _two(_divide),
-    "Equal": _two(_equal),
-    "Min": _two(_both_numbers(min)),
-    "Max": _two(_both_numbers(max)),
-    "Greater": _two(_both_numbers(lambda first, second: int(first > second))),
-    "Less": _two(_both_numbers(lambda first, second: int(first < second))),
-    "Not": _not,
-    "Where": _where,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Add": _elementwise(_add, 2),
+    "Sub": _elementwise(_subtract, 2),
+    "Mul": _elementwise(_multiply, 2),
+    "Div": _elementwise(_divide, 2),
+    "Equal": _elementwise(_equal, 2),
+    "Min": _elementwise(_both_numbers(min), 2),
+    "Max": _elementwise(_both_numbers(max), 2),
+    "Greater": _elementwise(_both_numbers(lambda first, second: int(first > second)), 2),
+    "Less": _elementwise(_both_numbers(lambda first, second: int(first < second)), 2),
+    "Not": _elementwise(_not, 1),
+    "Where": _elementwise(_where, 3),
     "Range": _range,
     "ReduceProd": _product_of_all,
     "ConstantOfShape": _constant_of_shape,

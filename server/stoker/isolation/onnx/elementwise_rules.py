@@ -11,6 +11,7 @@ from stoker.isolation.onnx.operator_rules import (
     BY_PLACE,
     CONSTANT_BY_PLACE,
     MICROSOFT,
+    ML,
     SCALE_OF_ALL,
     Call,
     rule,
@@ -31,7 +32,8 @@ _BROADCASTING: Final = """
 
 
 @rule(*_ONE_INPUT.split(), "CastLike", "Clip")
-@rule("Gelu", "QuickGelu", domain=MICROSOFT)
+@rule("Gelu", "QuickGelu", "QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
+@rule("Binarizer", "LabelEncoder", "CategoryMapper", "ZipMap", domain=ML)
 def per_row(call: Call) -> Value:
     """Elementwise with one input: rows stay apart."""
     call.only(0)
@@ -87,22 +89,19 @@ def _quantize(call: Call) -> Value:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
+@rule("QLinearSoftmax", domain=MICROSOFT)
 def _softmax(call: Call) -> Value:
-    value = call.value(0)
-    if not value.is_rows:
-        return same(value.shape)
-    axis = call.axis(1 if call.opset < 13 else -1)
+    is_quantised = bool(call.node.domain)
     # Before opset 13 all axes from this one on are flattened into one.
-    if value.axis == axis or (call.opset < 13 and value.axis > axis):
-        call.mixed("goes over the rows of the batch")
-    return value
+    is_flat = (call.integer("opset", 13) if is_quantised else call.opset) < 13
+    axis = call.axis(1 if is_flat and not is_quantised else -1)
+    call.check_not_over(*(range(axis, len(call.shape(0))) if is_flat else [axis]))
+    return per_row(call)
 
 
 @rule("LpNormalization")
 def _lp_normalization(call: Call) -> Value:
-    value = call.value(0)
-    if value.is_rows and call.axis(-1) == value.axis:
-        call.mixed("goes over the rows of the batch")
+    call.check_not_over(call.axis(-1))
     return per_row(call)
 
 
@@ -151,13 +150,11 @@ def _place_of_largest(call: Call) -> Value:
 
 def _reduced(call: Call, axes: Sequence[int]) -> Value:
     shape = call.shape(0)
-    batch = call.batch_axis(0)
-    if batch in axes:
-        call.mixed("goes over the rows of the batch")
+    call.check_not_over(*axes)
     if call.integer("keepdims", 1):
-        return call.give([1 if axis in axes else size for axis, size in enumerate(shape)], batch)
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
-    return call.give([shape[axis] for axis in kept], None if batch is None else kept.index(batch))
+        sizes = [1 if axis in axes else size for axis, size in enumerate(shape)]
+        return call.give(sizes, call.batch_axis(0))
+    return call.take_axes([axis for axis in range(len(shape)) if axis not in axes])
 
 
 @rule("NonZero", "Unique")
@@ -221,7 +218,7 @@ def _constant(call: Call) -> Value:
 @rule("ConstantOfShape", parameters=(0,))
 def _constant_of_shape(call: Call) -> Value:
     call.only()
-    sizes = [int(size) if isinstance(size, float) else size for size in call.content(0)]
+    sizes = call.sizes(0)
     batch = [axis for axis, size in enumerate(sizes) if isinstance(size, Size) and size.rows]
     if len(batch) > 1 or None in sizes:
         call.undecided("makes a tensor whose sizes are not known")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, FileBytes, fields_of, packed, signed
+from stoker.wire.protobuf import Buffer, FileBytes
+from stoker.wire.protobuf_message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,10 @@ class Graph:
         inputs: Shape by name: a number, or None for a free size; None in place of the shape for an unknown rank.
     """
 
-    nodes: list[Node] = field(default_factory=list)
-    inputs: dict[str, tuple[int | None, ...] | None] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    constants: dict[str, Tensor] = field(default_factory=dict)
+    nodes: list[Node]
+    inputs: dict[str, tuple[int | None, ...] | None]
+    outputs: list[str]
+    constants: dict[str, Tensor]
 
 
 _List = tuple[int, ...] | tuple[float, ...] | tuple[bytes, ...]
@@ -76,22 +77,22 @@ Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
 class OnnxFunction:
     """A function defined in the model file."""
 
-    name: str = ""
-    domain: str = ""
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    defaults: dict[str, Attribute] = field(default_factory=dict)
-    opsets: dict[str, int] = field(default_factory=dict)
+    name: str
+    domain: str
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[Node]
+    defaults: dict[str, Attribute]
+    opsets: dict[str, int]
 
 
 @dataclass(slots=True)
 class OnnxModel:
     """A model: its graph, opset versions by domain, and its functions."""
 
-    graph: Graph = field(default_factory=Graph)
-    opsets: dict[str, int] = field(default_factory=dict)
-    functions: dict[tuple[str, str], OnnxFunction] = field(default_factory=dict)
+    graph: Graph
+    opsets: dict[str, int]
+    functions: dict[tuple[str, str], OnnxFunction]
 
 
 _DEEPEST: Final = 24
@@ -117,7 +118,14 @@ _DTYPES: Final = {
     12: "<u4",
     13: "<u8",
 }
-_FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+_MOST_FIELDS: Final = 1 << 14
+"""Further fields of an attribute are those of a list that is too long. There may be millions."""
+_LISTS: Final = (7, 8, 9)
+"""The fields with the floats, integers and texts of an attribute."""
+_FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA, _INTEGER_DATA = 4, 9, 10, (5, 7, 11)
+"""The fields with the elements of a tensor."""
+_FLOAT16: Final = 10
+_EXTERNAL: Final = 1
 
 
 class MalformedModel(Exception):
@@ -151,236 +159,128 @@ def read_content(data: Buffer) -> OnnxModel:
         raise MalformedModel(f"not an ONNX model: {error}") from error
 
 
-def _text(data: Buffer, begin: int, end: int) -> str:
-    return data[begin:end].decode("utf-8", "surrogateescape")
-
-
 def _model(data: Buffer) -> OnnxModel:
-    model = OnnxModel()
-    for number, wire, _, begin, end in fields_of(data, 0, len(data)):
-        if wire != BYTES:
-            continue
-        if number == 7:
-            model.graph = _graph(data, begin, end, 0)
-        elif number == 8:
-            _opset(data, begin, end, model.opsets)
-        elif number == 25:
-            function = _function(data, begin, end)
-            model.functions[function.domain, function.name] = function
+    message = Message(data)
+    functions = map(_function, message.messages(25))
+    model = OnnxModel(
+        _graph(message.message(7), 0),
+        _opsets(message.messages(8)),
+        {(function.domain, function.name): function for function in functions},
+    )
     if not model.graph.outputs:
         raise MalformedModel("it has no graph with outputs")
     return model
 
 
-def _opset(data: Buffer, begin: int, end: int, opsets: dict[str, int]) -> None:
-    domain, version = "", 0
-    for number, _, value, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            domain = _text(data, start, stop)
-        elif number == 2:
-            version = signed(value)
-    opsets["" if domain == "ai.onnx" else domain] = version
+def _domain(text: str) -> str:
+    return "" if text == "ai.onnx" else text
 
 
-def _graph(data: Buffer, begin: int, end: int, depth: int) -> Graph:
+def _opsets(messages: Iterable[Message]) -> dict[str, int]:
+    return {_domain(one.text(1)): one.integer(2) for one in messages}
+
+
+def _graph(message: Message, depth: int) -> Graph:
     if depth > _DEEPEST:
         raise MalformedModel("its graphs are nested too deeply")
-    graph = Graph()
-    for number, wire, _, start, stop in fields_of(data, begin, end):
-        if wire != BYTES:
-            continue
-        if number == 1:
-            graph.nodes.append(_node(data, start, stop, depth))
-        elif number == 5:
-            tensor = _tensor(data, start, stop)
-            graph.constants[tensor.name] = tensor
-        elif number == 11:
-            name, shape = _value_info(data, start, stop)
-            graph.inputs[name] = shape
-        elif number == 12:
-            graph.outputs.append(_value_info(data, start, stop)[0])
-        elif number == 15:
-            tensor = _sparse_tensor(data, start, stop)
-            graph.constants[tensor.name] = tensor
-    return graph
-
-
-def _node(data: Buffer, begin: int, end: int, depth: int) -> Node:
-    inputs, outputs = [], []
-    name = operator = domain = ""
-    attributes: dict[str, Attribute] = {}
-    for number, wire, _, start, stop in fields_of(data, begin, end):
-        if wire != BYTES:
-            continue
-        if number == 1:
-            inputs.append(_text(data, start, stop))
-        elif number == 2:
-            outputs.append(_text(data, start, stop))
-        elif number == 3:
-            name = _text(data, start, stop)
-        elif number == 4:
-            operator = _text(data, start, stop)
-        elif number == 5:
-            key, value = _attribute(data, start, stop, depth)
-            attributes[key] = value
-        elif number == 7:
-            domain = _text(data, start, stop)
-    return Node(
-        operator, "" if domain == "ai.onnx" else domain, name, tuple(inputs), tuple(outputs), attributes
+    tensors = (*map(_tensor, message.messages(5)), *map(_sparse_tensor, message.messages(15)))
+    return Graph(
+        [_node(one, depth) for one in message.messages(1)],
+        {one.text(1): _shape(one) for one in message.messages(11)},
+        [one.text(1) for one in message.messages(12)],
+        {tensor.name: tensor for tensor in tensors},
     )
 
 
-def _attribute(data: Buffer, begin: int, end: int, depth: int) -> tuple[str, Attribute]:
-    name, kind = "", 0
-    found: dict[int, Attribute] = {}
-    floats: list[float] = []
-    integers: list[int] = []
-    words: list[bytes] = []
-    for number, wire, value, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            name = _text(data, start, stop)
-        elif number in {7, 8, 9} and end - begin > _MOST_LIST_BYTES:
-            return name, None
-        elif number == 7:
-            floats += struct.unpack(f"<{(stop - start) // 4}f", data[start:stop])
-        elif number == 8:
-            integers += [signed(value)] if wire == VARINT else packed(data, start, stop)
-        elif number == 9:
-            words.append(data[start:stop])
-        elif number == 20:
-            kind = value
-        elif number == 21:
-            return name, Reference(_text(data, start, stop))
-        else:
-            found.update(_single(data, (number, wire, value, start, stop), depth))
-    lists: dict[int, Attribute] = {_FLOATS: tuple(floats), _INTS: tuple(integers), _STRINGS: tuple(words)}
-    if not kind:
-        kind = next(iter(found), next((key for key, value in lists.items() if value), _INTS))
-    return name, {**_DEFAULTS, **lists, **found}.get(kind)
+def _node(message: Message, depth: int) -> Node:
+    return Node(
+        operator=message.text(4),
+        domain=_domain(message.text(7)),
+        name=message.text(3),
+        inputs=tuple(message.texts(1)),
+        outputs=tuple(message.texts(2)),
+        attributes=_attributes(message, 5, depth),
+    )
 
 
-_DEFAULTS: Final[dict[int, Attribute]] = {_FLOAT: 0.0, _INT: 0, _STRING: b""}
+def _attributes(message: Message, number: int, depth: int) -> dict[str, Attribute]:
+    return {one.text(1): _attribute(one, depth) for one in message.messages(number, _MOST_FIELDS)}
 
 
-def _single(data: Buffer, part: Field, depth: int) -> dict[int, Attribute]:
-    """An attribute that is not a list, by its type."""
-    number, _, value, start, stop = part
-    if number == 2:
-        return {_FLOAT: float(struct.unpack("<f", data[start:stop])[0])}
-    if number == 3:
-        return {_INT: signed(value)}
-    if number == 4:
-        return {_STRING: data[start:stop]}
-    if number == 5:
-        return {_TENSOR: _tensor(data, start, stop)}
-    if number == 6:
-        return {_GRAPH: _graph(data, start, stop, depth + 1)}
-    return {}
+def _attribute(message: Message, depth: int) -> Attribute:
+    if message.has(21):
+        return Reference(message.text(21))
+    if not message.is_whole or message.size_bytes(*_LISTS) > _MOST_LIST_BYTES:
+        return None
+    # The field of a value is one behind the number of its type, which the first versions of ONNX left out.
+    fields = range(2, 10)
+    match message.integer(20) + 1 if message.has(20) else next(filter(message.has, fields), 8):
+        case 2:
+            return float(struct.unpack("<f", message.joined(2) or bytes(4))[0])
+        case 3:
+            return message.integer(3)
+        case 4:
+            return message.content(4)
+        case 5 if message.has(5):
+            return _tensor(message.message(5))
+        case 6 if message.has(6):
+            return _graph(message.message(6), depth + 1)
+        case 7:
+            return tuple(np.frombuffer(message.joined(7), "<f4").tolist())
+        case 8:
+            return tuple(message.integers(8))
+        case 9:
+            return tuple(message.contents(9))
+    return None
 
 
-def _tensor(data: Buffer, begin: int, end: int) -> Tensor:
-    name, dtype, external = "", 0, False
-    dims: list[int] = []
-    numbers: list[float] = []
-    raw: bytes | None = None
-    for number, wire, value, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            dims += [signed(value)] if wire == VARINT else packed(data, start, stop)
-        elif number == 2:
-            dtype = value
-        elif number == 8:
-            name = _text(data, start, stop)
-        elif number in (13, 14):
-            external = external or number == 13 or value == 1
-        elif number == 9 and stop - start <= 8 * _MOST_ELEMENTS:
-            raw = data[start:stop]
-        elif number in (4, 5, 7, 10, 11) and len(numbers) <= _MOST_ELEMENTS:
-            numbers += _typed(data, number, wire, value, start, stop)
-    shape = tuple(dims)
+def _tensor(message: Message) -> Tensor:
+    name, shape, dtype = message.text(8), tuple(message.integers(1)), message.integer(2)
     elements = math.prod(shape)
-    if external or dtype not in _DTYPES or elements > _MOST_ELEMENTS:
+    is_external = message.has(13) or message.integer(14) == _EXTERNAL
+    if is_external or dtype not in _DTYPES or elements > _MOST_ELEMENTS:
         return Tensor(name, shape, None)
-    if raw is not None:
-        numbers = np.frombuffer(raw, _DTYPES[dtype]).tolist()
-    elif dtype == 10:
-        # float16 elements are stored as the integers of their bits.
-        numbers = np.array(numbers, np.uint16).view(np.float16).tolist()
-    return Tensor(name, shape, tuple(numbers) if len(numbers) == elements else None)
+    content = _elements(message, dtype)
+    return Tensor(name, shape, content if len(content) == elements else None)
 
 
-def _typed(data: Buffer, number: int, wire: int, value: int, start: int, stop: int) -> list[float]:
-    """The elements of a typed-data field; one more than the limit stands for any larger number of elements."""
-    if wire == VARINT:
-        return [signed(value)]
-    if stop - start > 10 * _MOST_ELEMENTS:
-        return [0.0] * (_MOST_ELEMENTS + 1)
-    if number in (4, 10):
-        return list(map(float, np.frombuffer(data[start:stop], "<f4" if number == 4 else "<f8")))
-    return list(packed(data, start, stop))
+def _elements(message: Message, dtype: int) -> tuple[float, ...]:
+    """Return the elements of a tensor; none if they are surely too many."""
+    if message.size_bytes(_FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA, *_INTEGER_DATA) > 10 * _MOST_ELEMENTS:
+        return ()
+    if message.has(_RAW_DATA):
+        return tuple(np.frombuffer(message.joined(_RAW_DATA), _DTYPES[dtype]).tolist())
+    integers = [number for field in _INTEGER_DATA for number in message.integers(field)]
+    if dtype == _FLOAT16:
+        # They are stored as the integers of their bits.
+        return tuple(np.array(integers, np.uint16).view(np.float16).tolist())
+    floats = np.frombuffer(message.joined(_FLOAT_DATA), "<f4").tolist()
+    doubles = np.frombuffer(message.joined(_DOUBLE_DATA), "<f8").tolist()
+    return (*floats, *doubles, *integers)
 
 
-def _sparse_tensor(data: Buffer, begin: int, end: int) -> Tensor:
-    name = ""
-    dims: list[int] = []
-    for number, wire, value, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            name = _tensor(data, start, stop).name
-        elif number == 3:
-            dims += [signed(value)] if wire == VARINT else packed(data, start, stop)
-    return Tensor(name, tuple(dims), None)
+def _sparse_tensor(message: Message) -> Tensor:
+    return Tensor(message.message(1).text(8), tuple(message.integers(3)), None)
 
 
-def _value_info(data: Buffer, begin: int, end: int) -> tuple[str, tuple[int | None, ...] | None]:
-    name = ""
-    shape: tuple[int | None, ...] | None = None
-    for number, _, _, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            name = _text(data, start, stop)
-        elif number == 2:
-            for kind, _, _, inner, inner_end in fields_of(data, start, stop):
-                if kind == 1:
-                    shape = _tensor_type(data, inner, inner_end)
-    return name, shape
+def _shape(value_info: Message) -> tuple[int | None, ...] | None:
+    tensor_type = value_info.message(2).message(1)
+    return tuple(map(_size, tensor_type.message(2).messages(1))) if tensor_type.has(2) else None
 
 
-def _tensor_type(data: Buffer, begin: int, end: int) -> tuple[int | None, ...] | None:
-    for number, _, _, start, stop in fields_of(data, begin, end):
-        if number == 2:
-            return tuple(
-                _size(data, inner, inner_end)
-                for dim, _, _, inner, inner_end in fields_of(data, start, stop)
-                if dim == 1
-            )
-    return None
+def _size(dimension: Message) -> int | None:
+    # Some exporters write 0 or -1 for an unknown size; ONNX Runtime treats these as free.
+    size = dimension.integer(1)
+    return size if size > 0 else None
 
 
-def _size(data: Buffer, begin: int, end: int) -> int | None:
-    for number, wire, value, _, _ in fields_of(data, begin, end):
-        # Some exporters write 0 or -1 for an unknown size; ONNX Runtime treats these as free.
-        if number == 1 and wire == VARINT and signed(value) > 0:
-            return signed(value)
-    return None
-
-
-def _function(data: Buffer, begin: int, end: int) -> OnnxFunction:
-    function = OnnxFunction()
-    for number, wire, _, start, stop in fields_of(data, begin, end):
-        if wire != BYTES:
-            continue
-        if number == 1:
-            function.name = _text(data, start, stop)
-        elif number == 4:
-            function.inputs.append(_text(data, start, stop))
-        elif number == 5:
-            function.outputs.append(_text(data, start, stop))
-        elif number == 7:
-            function.nodes.append(_node(data, start, stop, 1))
-        elif number == 9:
-            _opset(data, start, stop, function.opsets)
-        elif number == 10:
-            domain = _text(data, start, stop)
-            function.domain = "" if domain == "ai.onnx" else domain
-        elif number == 11:
-            key, value = _attribute(data, start, stop, 1)
-            function.defaults[key] = value
-    return function
+def _function(message: Message) -> OnnxFunction:
+    return OnnxFunction(
+        name=message.text(1),
+        domain=_domain(message.text(10)),
+        inputs=message.texts(4),
+        outputs=message.texts(5),
+        nodes=[_node(one, 1) for one in message.messages(7)],
+        defaults=_attributes(message, 11, 1),
+        opsets=_opsets(message.messages(9)),
+    )

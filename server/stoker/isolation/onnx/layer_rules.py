@@ -18,7 +18,9 @@ from stoker.isolation.onnx.sizes import Dim, Shape, product, quotient
 
 
 def _images(call: Call) -> None:
-    """Raise unless the first input has its rows, if any, along its first axis."""
+    """Raise unless the first input has its rows, if any, along its first axis, and its channels along the second."""
+    if call.integer("channels_last", 0):
+        call.undecided("has its channels last")
     batch = call.batch_axis(0)
     if batch == 1:
         call.undecided("takes the rows for channels")
@@ -108,8 +110,6 @@ def _pool(call: Call) -> list[Value]:
     call.only(0)
     _images(call)
     shape = call.shape(0)
-    if call.integer("channels_last", 0):
-        call.undecided("has its channels last")
     sides = _windowed(call, shape, call.integers("kernel_shape") or ())
     pooled = call.give([*shape[:2], *sides], call.batch_axis(0))
     if not pooled.is_rows:
@@ -124,15 +124,7 @@ def _global_pool(call: Call) -> Value:
     call.only(0)
     _images(call)
     shape = call.shape(0)
-    if call.integer("channels_last", 0):
-        call.undecided("has its channels last")
     return call.give([*shape[:2], *[1] * (len(shape) - 2)], call.batch_axis(0))
-
-
-@rule("LRN")
-def _local_response(call: Call) -> Value:
-    _images(call)
-    return per_row(call)
 
 
 @rule("GridSample")
@@ -152,12 +144,9 @@ def _resize(call: Call) -> Value:
         call.undecided("takes a part of its image")
     scales = 1 if call.opset < 11 else 2
     if call.opset >= 11 and call.has(3) and call.value(3).content != ():
-        sizes_of_image = call.content(3)
-        if sizes_of_image[0] != shape[0]:
+        if call.sizes(3)[0] != shape[0]:
             call.undecided("changes the number of rows")
-        return call.give(
-            [int(size) if isinstance(size, float) else size for size in sizes_of_image], call.batch_axis(0)
-        )
+        return call.give(call.sizes(3), call.batch_axis(0))
     factors = call.content(scales) if call.has(scales) else call.attributes.get("scales")
     if not isinstance(factors, tuple) or len(factors) != len(shape) or factors[0] != 1:
         call.undecided("changes the number of rows")
@@ -181,8 +170,7 @@ def _batch_normalization(call: Call) -> list[Value]:
     return [value if value.is_rows else same(value.shape), *[same()] * (len(call.node.outputs) - 1)]
 
 
-@rule("InstanceNormalization")
-@rule("GroupNormalization")
+@rule("LRN", "InstanceNormalization", "GroupNormalization")
 @rule("GroupNorm", domain=MICROSOFT)
 def _image_normalization(call: Call) -> Value:
     _images(call)
@@ -193,10 +181,9 @@ def _image_normalization(call: Call) -> Value:
 @rule("LayerNormalization", "SimplifiedLayerNormalization", domain=MICROSOFT)
 def _layer_normalization(call: Call) -> list[Value]:
     call.only(0)
-    shape, axis, batch = call.shape(0), call.axis(-1), call.batch_axis(0)
-    if batch is not None and batch >= axis:
-        call.mixed("goes over the rows of the batch")
-    statistics = call.give([*shape[:axis], *[1] * (len(shape) - axis)], batch)
+    shape, axis = call.shape(0), call.axis(-1)
+    call.check_not_over(*range(axis, len(shape)))
+    statistics = call.give([*shape[:axis], *[1] * (len(shape) - axis)], call.batch_axis(0))
     return [per_row(call), statistics, statistics]
 
 
@@ -260,12 +247,15 @@ def _attention(call: Call) -> list[Value]:
             call.undecided("takes a mask or a past that is not of its rows")
     if call.has(4) or call.has(5) or call.has(6):
         call.undecided("takes a past, which is not followed")
-    shape, values = call.shape(0), call.shape(2)
+    values = call.shape(2)
     if rank == 4:
-        return [call.give([*shape[:3], values[3]], 0)]
+        return [call.give([*call.shape(0)[:3], values[3]], 0)]
     heads, kept = call.integer("q_num_heads", 0), call.integer("kv_num_heads", 0)
-    width = product([quotient(values[2], kept), heads])
-    return [call.give([*shape[:2], width if width is not None else call.free()], 0)]
+    return _attended(call, product([quotient(values[2], kept), heads]))
+
+
+def _attended(call: Call, width: Dim) -> list[Value]:
+    return [call.give([*call.shape(0)[:2], call.free() if width is None else width], 0)]
 
 
 @rule("MultiHeadAttention", domain=MICROSOFT)
@@ -277,33 +267,29 @@ def _multi_head_attention(call: Call) -> list[Value]:
         call.undecided("takes packed numbers, which are not followed")
     call.only(0, 1, 2, 4, 5)
     _masked(call, mask=4, bias=5, past=6)
-    shape = call.shape(0)
-    return [call.give([*shape[:2], call.shape(2)[2]], 0)]
+    return _attended(call, call.shape(2)[2])
 
 
 @rule("Attention", domain=MICROSOFT)
 def _packed_attention(call: Call) -> list[Value]:
-    if call.batch_axis(0) != 0 or len(call.shape(0)) != 3:
-        call.undecided(ANOTHER_AXIS)
-    call.only(0, 3, 5)
-    _masked(call, mask=3, bias=5, past=6)
     if call.has(4):
         call.undecided("takes a past, which is not followed")
-    shape, weights = call.shape(0), call.shape(1)
     sizes = call.integers("qkv_hidden_sizes")
-    width = sizes[2] if sizes else quotient(weights[1], 3)
-    return [call.give([*shape[:2], width if width is not None else call.free()], 0)]
+    return _from_packed(call, mask=3, bias=5, past=6, width=sizes[2] if sizes else None)
 
 
 @rule("QAttention", domain=MICROSOFT)
 def _quantised_attention(call: Call) -> list[Value]:
+    return _from_packed(call, mask=5, bias=9, past=8)
+
+
+def _from_packed(call: Call, mask: int, bias: int, past: int, width: int | None = None) -> list[Value]:
+    """The output of an attention whose query, keys and values are products of the first and the second input."""
     if call.batch_axis(0) != 0 or len(call.shape(0)) != 3:
         call.undecided(ANOTHER_AXIS)
-    call.only(0, 5)
-    _masked(call, mask=5, bias=9, past=8)
-    shape, weights = call.shape(0), call.shape(1)
-    width = quotient(weights[1], 3)
-    return [call.give([*shape[:2], width if width is not None else call.free()], 0)]
+    call.only(0, mask, bias)
+    _masked(call, mask, bias, past)
+    return _attended(call, width or quotient(call.shape(1)[1], 3))
 
 
 def _masked(call: Call, mask: int, bias: int, past: int) -> None:
@@ -333,26 +319,3 @@ def _embedding(call: Call) -> list[Value]:
 def _quantised_pair(call: Call) -> Value:
     call.only(0, 3)
     return call.broadcast([call.value(0), call.value(3)])
-
-
-@rule("QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
-def _quantised_function(call: Call) -> Value:
-    return per_row(call)
-
-
-@rule("QGemm", domain=MICROSOFT)
-def _quantised_gemm(call: Call) -> Value:
-    call.only(0)
-    if call.integer("transA", 0) or call.batch_axis(0) != 0:
-        call.mixed("adds up numbers of several rows")
-    weights = call.shape(3)
-    return call.give([call.shape(0)[0], weights[0 if call.integer("transB", 0) else 1]], 0)
-
-
-@rule("QLinearSoftmax", domain=MICROSOFT)
-def _quantised_softmax(call: Call) -> Value:
-    batch = call.batch_axis(0)
-    axis = call.axis(-1)
-    if batch is not None and (batch == axis or (call.integer("opset", 13) < 13 and batch > axis)):
-        call.mixed("goes over the rows of the batch")
-    return per_row(call)

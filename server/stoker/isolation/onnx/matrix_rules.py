@@ -35,11 +35,16 @@ def _fused_matmul(call: Call) -> Value:
     if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
         call.undecided("turns its batches round")
     call.only(0, 1)
-    first, second = (
+    return _product_of_turned(call, 0, 1)
+
+
+def _product_of_turned(call: Call, first: int, second: int) -> Value:
+    """The product of two inputs, which attributes may transpose."""
+    sides = (
         _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
-        for index, name in enumerate(("transA", "transB"))
+        for index, name in ((first, "transA"), (second, "transB"))
     )
-    return _matrix_product(call, first, second)
+    return _matrix_product(call, *sides)
 
 
 def _turned(call: Call, value: Value) -> Value:
@@ -92,16 +97,18 @@ def _summed(value: Value, axis: int) -> bool:
 @rule("Gemm")
 @rule("FusedGemm", domain=MICROSOFT)
 def _gemm(call: Call) -> Value:
-    first, second = (
-        _turned(call, call.value(index)) if call.integer(name, 0) else call.value(index)
-        for index, name in enumerate(("transA", "transB"))
-    )
-    product = _matrix_product(call, first, second)
+    product = _product_of_turned(call, 0, 1)
     if not call.has(2):
         return product
     if call.opset < 7 and not call.node.domain:
         call.undecided(ALIGNED)
     return call.broadcast([product, call.value(2)])
+
+
+@rule("QGemm", domain=MICROSOFT)
+def _quantised_gemm(call: Call) -> Value:
+    call.only(0)
+    return _product_of_turned(call, 0, 3)
 
 
 @rule("Einsum")

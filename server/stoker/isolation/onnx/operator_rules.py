@@ -89,6 +89,10 @@ class Call:
             self.undecided("takes a parameter that is computed")
         return content
 
+    def sizes(self, index: int) -> list[Dim]:
+        """The elements of an input as sizes; raises Undecided unless their number is known."""
+        return [int(size) if isinstance(size, float) else size for size in self.content(index)]
+
     def numbers(self, index: int) -> tuple[int, ...]:
         """The elements of an input; raises Undecided unless they are constant integers."""
         content = self.content(index)
@@ -99,6 +103,20 @@ class Call:
     def list_of(self, name: str) -> tuple[int, ...] | None:
         """A list that is an attribute in older opsets, and the second input in newer ones; None if not given."""
         return self.numbers(1) if self.has(1) else self.integers(name)
+
+    def slices(self) -> list[tuple[int, int, float | Size | None, int]]:
+        """Axis, start, end and step of each slice of the first input: attributes in older opsets, else inputs."""
+        if self.opset < 10:
+            starts, axes, steps = self.integers("starts") or (), self.integers("axes"), None
+            ends: Content = self.integers("ends") or ()
+        else:
+            starts, ends = self.numbers(1), self.content(2)
+            axes, steps = (self.numbers(index) if self.has(index) else None for index in (3, 4))
+        rank = len(self.shape(0))
+        return [
+            (self.from_front(axes[place] if axes else place, rank), start, end, steps[place] if steps else 1)
+            for place, (start, end) in enumerate(zip(starts, ends, strict=False))
+        ]
 
     def axis(self, default: int) -> int:
         """The attribute that names an axis of the first input, as a non-negative axis."""
@@ -120,6 +138,16 @@ class Call:
         for index, value in enumerate(self.inputs):
             if value is not None and value.is_rows and index not in indices:
                 self.undecided("takes a parameter from the rows")
+
+    def check_not_over(self, *axes: int) -> None:
+        """Raise Mixed if the first input has its rows along one of the axes over which the operator goes."""
+        if self.batch_axis(0) in axes:
+            self.mixed("goes over the rows of the batch")
+
+    def take_axes(self, axes: Sequence[int]) -> Value:
+        """An output with these axes of the first input, in this order."""
+        shape, batch = self.shape(0), self.batch_axis(0)
+        return self.give([shape[axis] for axis in axes], None if batch is None else axes.index(batch))
 
     def give(self, shape: Sequence[Dim], axis: int | None) -> Value:
         """An output with rows along `axis`, or independent of the rows if `axis` is None."""

@@ -41,15 +41,12 @@ def _reshape(call: Call) -> Value:
     if not value.is_rows and not (call.has(1) and call.value(1).content):
         return same()
     shape = call.shape(0)
-    targets = call.content(1) if call.has(1) else call.integers("shape") or ()
-    sizes: list[Dim] = []
-    for place, size in enumerate(targets):
+    sizes: list[Dim] = call.sizes(1) if call.has(1) else [*(call.integers("shape") or ())]
+    for place, size in enumerate(sizes):
         if size == 0 and not call.integer("allowzero", 0):
-            sizes.append(shape[place] if place < len(shape) else None)
+            sizes[place] = shape[place] if place < len(shape) else None
         elif size is None and not value.is_rows:
-            sizes.append(call.free())
-        else:
-            sizes.append(int(size) if isinstance(size, float) else size)
+            sizes[place] = call.free()
     if -1 in sizes:
         place = sizes.index(-1)
         others = product([size for size in sizes if size != -1])
@@ -88,8 +85,7 @@ def _squeeze(call: Call) -> Value:
     dropped = {call.from_front(axis, len(shape)) for axis in axes}
     if batch in dropped:
         call.undecided("drops the axis of the rows")
-    kept = [axis for axis in range(len(shape)) if axis not in dropped]
-    return call.give([shape[axis] for axis in kept], None if batch is None else kept.index(batch))
+    return call.take_axes([axis for axis in range(len(shape)) if axis not in dropped])
 
 
 @rule("Unsqueeze")
@@ -108,19 +104,19 @@ def _unsqueeze(call: Call) -> Value:
 
 @rule("Transpose")
 def _transpose(call: Call) -> Value:
-    shape, batch = call.shape(0), call.batch_axis(0)
-    order = call.integers("perm") or tuple(reversed(range(len(shape))))
-    if sorted(order) != list(range(len(shape))):
+    axes = range(len(call.shape(0)))
+    order = call.integers("perm") or tuple(reversed(axes))
+    if sorted(order) != list(axes):
         call.undecided("has no order of its axes")
-    return call.give([shape[axis] for axis in order], None if batch is None else order.index(batch))
+    return call.take_axes(order)
 
 
 def _target_sizes(call: Call) -> list[Dim]:
     """Return sizes that are an input; raises Undecided if one depends on N in an unknown way."""
-    content = call.content(1)
-    if None in content and call.value(1).kind == "sized":
+    sizes = call.sizes(1)
+    if None in sizes and call.value(1).kind == "sized":
         call.undecided("takes a size from the number of rows")
-    return [int(size) if isinstance(size, float) else size for size in content]
+    return sizes
 
 
 @rule("Expand", parameters=(1,))
@@ -215,17 +211,7 @@ def _split(call: Call) -> list[Value]:
 def _slice(call: Call) -> Value:
     call.only(0)
     shape, batch = list(call.shape(0)), call.batch_axis(0)
-    if call.opset < 10:
-        starts, axes = call.integers("starts") or (), call.integers("axes")
-        ends: Sequence[float | Size | None] = call.integers("ends") or ()
-        steps = None
-    else:
-        starts, ends = call.numbers(1), call.content(2)
-        axes = call.numbers(3) if call.has(3) else None
-        steps = call.numbers(4) if call.has(4) else None
-    for place, (start, end) in enumerate(zip(starts, ends, strict=False)):
-        axis = call.from_front(axes[place] if axes is not None else place, len(shape))
-        step = steps[place] if steps is not None else 1
+    for axis, start, end, step in call.slices():
         size = shape[axis]
         whole = start == 0 and step == 1 and (end == size or (isinstance(end, int | float) and end >= _END))
         if whole:

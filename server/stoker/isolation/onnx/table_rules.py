@@ -55,11 +55,6 @@ def _column_by_column(call: Call) -> Value:
     return per_row(call)
 
 
-@rule("Binarizer", "LabelEncoder", "CategoryMapper", "ZipMap", domain=ML)
-def _element_by_element(call: Call) -> Value:
-    return per_row(call)
-
-
 @rule("TfIdfVectorizer")
 def _counts_of_words(call: Call) -> Value:
     return call.give([_table(call), call.free()], call.batch_axis(0))

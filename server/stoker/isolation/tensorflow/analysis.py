@@ -13,6 +13,7 @@ from typing import Any, Final
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.tensorflow.computing_rules import COMPUTING
 from stoker.isolation.tensorflow.layout_rules import LAYOUTS, MAKING
+from stoker.isolation.tensorflow.operator_call import apply_rule
 from stoker.isolation.tensorflow.product_rules import PRODUCTS
 from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown, join, node_of
 from stoker.isolation.tensorflow.sizes import SHAPES, compute, constant, shape_of
@@ -216,7 +217,7 @@ def _apply(op: Any, states: Sequence[State]) -> State | list[State]:
         return Unknown(node_of(op)) if rule is None else mixed
     plain = [state for state in states if isinstance(state, Plain)]
     if len(plain) < len(states) or op.type in MAKING:
-        found = Unknown(node_of(op)) if rule is None else rule(op, states)
+        found = Unknown(node_of(op)) if rule is None else apply_rule(rule, op, states)
         if not (isinstance(found, Unknown) and len(plain) == len(states)):
             return found
     if op.op_def.is_stateful and op.type not in _KEEPS_NOTHING:

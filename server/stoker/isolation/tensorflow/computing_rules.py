@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from stoker.isolation.tensorflow.row_states import (
-    Mixed,
-    Plain,
-    Rows,
-    Rule,
-    State,
-    Unknown,
-    node_of,
-)
+from stoker.isolation.tensorflow.operator_call import Call, Rule
+from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown, node_of
 
 _ELEMENTWISE: Final = """
     Abs Acos Acosh Add AddN AddV2 ApproximateEqual AsString Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr
@@ -33,131 +25,103 @@ _ALONG_ROWS: Final = """
 """
 
 
-def _elementwise(op: Any, states: Sequence[State]) -> State:
+def _elementwise(call: Call) -> State:
     """Each row is combined only with the row at the same position, and with values that are the same for all rows.
 
     Axes are counted from the last one, as broadcasting does.
     """
-    unknown = Unknown(node_of(op))
-    if len(states) == 1 and isinstance(states[0], Rows):
-        return states[0]
-    rank = op.outputs[0].shape.rank
-    ranks = [tensor.shape.rank for tensor in op.inputs]
-    if rank is None or None in ranks:
-        return unknown
-    places = {r - state.axis for r, state in zip(ranks, states, strict=True) if isinstance(state, Rows)}
-    if len(places) != 1 or (op.type == "Select" and len(set(ranks)) > 1):
-        return unknown
+    if len(call.states) == 1:
+        return call.rows()
+    ranks = [call.rank(index) for index in range(len(call.states))]
+    places = {
+        rank - state.axis for rank, state in zip(ranks, call.states, strict=True) if isinstance(state, Rows)
+    }
+    if len(places) != 1 or (call.op.type == "Select" and len(set(ranks)) > 1):
+        call.undecided()
     (place,) = places
-    for tensor, state in zip(op.inputs, states, strict=True):
-        if isinstance(state, Rows):
-            continue
-        if not is_same_for_all(tensor, state, place):
-            return unknown
-    return Rows(rank - place, all(state.exact for state in states if isinstance(state, Rows)))
+    for index, state in enumerate(call.states):
+        if not isinstance(state, Rows):
+            call.check_same_for_all(index, place)
+    return Rows(call.output_rank - place, call.are_exact)
 
 
-def is_same_for_all(tensor: Any, state: State, place: int) -> bool:
-    """Whether a tensor without rows is the same for each row; `place` is the batch axis counted from the last."""
-    if not isinstance(state, Plain) or state.varies or tensor.shape.rank is None:
-        return False
-    # Any size other than 1 would give each position in the batch another value.
-    return bool(tensor.shape.rank < place or tensor.shape.as_list()[-place] == 1)
-
-
-def _all_plain(states: Sequence[State]) -> bool:
-    return all(isinstance(state, Plain) and not state.varies for state in states)
-
-
-def _along_rows(op: Any, states: Sequence[State]) -> State:
+def _along_rows(call: Call) -> State:
     """Operators on images and the like whose first axis is the batch axis and that keep its rows apart."""
-    first, *others = states
-    if isinstance(first, Rows) and first.axis == 0 and _all_plain(others):
-        return first
-    return Unknown(node_of(op))
+    call.check_others_fixed()
+    return call.first_rows()
 
 
-def _transposed_convolution(op: Any, states: Sequence[State]) -> State:
-    sizes, filters, given = states
-    if isinstance(given, Rows) and given.axis == 0 and _all_plain([filters]) and isinstance(sizes, Plain):
-        return given
-    return Unknown(node_of(op))
+def _transposed_convolution(call: Call) -> State:
+    call.plain(0)
+    call.fixed(1)
+    return call.first_rows(2)
 
 
-def _bias(op: Any, states: Sequence[State]) -> State:
-    value, bias = states
-    rank = op.inputs[0].shape.rank
-    if not isinstance(value, Rows) or rank is None or not _all_plain([bias]):
-        return Unknown(node_of(op))
-    channels = 1 if op.get_attr("data_format") == b"NCHW" and rank > 2 else rank - 1
-    return Unknown(node_of(op)) if value.axis == channels else value
+def _bias(call: Call) -> State:
+    value, rank = call.rows(), call.rank()
+    call.fixed(1)
+    channels = 1 if call.op.get_attr("data_format") == b"NCHW" and rank > 2 else rank - 1
+    return call.undecided() if value.axis == channels else value
 
 
-def _normalization(op: Any, states: Sequence[State]) -> State | list[State]:
-    first, *others = states
-    if not isinstance(first, Rows) or first.axis != 0 or not _all_plain(others):
-        return Unknown(node_of(op))
-    if op.get_attr("is_training"):
-        return Mixed(node_of(op))
-    return [first, *(Plain() for _ in op.outputs[1:])]
+def _normalization(call: Call) -> State | list[State]:
+    call.check_others_fixed()
+    first = call.first_rows()
+    if call.op.get_attr("is_training"):
+        call.mixed()
+    return [first, *(Plain() for _ in call.op.outputs[1:])]
 
 
-def _axes(op: Any, state: State) -> set[int] | None:
-    """The axes that a tensor names, as non-negative numbers; None if unknown."""
-    numbers, rank = state.numbers if isinstance(state, Plain) else None, op.inputs[0].shape.rank
-    if numbers is None or rank is None or not all(isinstance(number, int) for number in numbers):
-        return None
+def _axes(call: Call) -> set[int]:
+    """The axes that the second input names, as non-negative numbers."""
+    numbers, rank = call.numbers(1), call.rank()
+    if not all(isinstance(number, int) for number in numbers):
+        call.undecided()
     return {number % rank for number in numbers}
 
 
-def _reduction(op: Any, states: Sequence[State]) -> State:
-    first, axes = states[0], _axes(op, states[1])
-    if not isinstance(first, Rows) or axes is None:
-        return Unknown(node_of(op))
+def _reduction(call: Call) -> State:
+    first, axes = call.rows(), _axes(call)
     if first.axis in axes:
-        return Mixed(node_of(op))
-    if op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims"):
+        call.mixed()
+    if call.op.type not in ("ArgMax", "ArgMin") and call.op.get_attr("keep_dims"):
         return first
     return Rows(first.axis - sum(axis < first.axis for axis in axes), first.exact)
 
 
-def _scan(op: Any, states: Sequence[State]) -> State:
-    first, axes = states[0], _axes(op, states[1])
-    if not isinstance(first, Rows) or axes is None:
-        return Unknown(node_of(op))
-    return Mixed(node_of(op)) if first.axis in axes else first
+def _scan(call: Call) -> State:
+    first = call.rows()
+    return call.mixed() if first.axis in _axes(call) else first
 
 
-def _last_axis(op: Any, states: Sequence[State]) -> State:
-    first, *others = states
-    rank = op.inputs[0].shape.rank
-    if not isinstance(first, Rows) or rank is None or not _all_plain(others):
-        return Unknown(node_of(op))
-    return Mixed(node_of(op)) if first.axis == rank - 1 else first
+def _last_axis(call: Call) -> State:
+    call.check_others_fixed()
+    first = call.rows()
+    return call.mixed() if first.axis == call.rank() - 1 else first
 
 
-def _whole(op: Any, states: Sequence[State]) -> State:
+def _whole(call: Call) -> State:
     """An operator that works on a whole tensor, or reorders its first axis."""
-    first = states[0]
-    return Mixed(node_of(op)) if isinstance(first, Rows) and first.axis == 0 else Unknown(node_of(op))
+    call.first_rows()
+    call.mixed()
 
 
-def _quantization(op: Any, states: Sequence[State]) -> State | list[State]:
+def _quantization(call: Call) -> State | list[State]:
     """With a given range it is elementwise; else the range is that of the whole batch."""
-    first, *others = states
-    if not isinstance(first, Rows) or not _all_plain(others) or op.get_attr("axis") != -1:
-        return Unknown(node_of(op))
-    if op.type == "QuantizeV2":
+    call.check_others_fixed()
+    first = call.rows()
+    if call.op.get_attr("axis") != -1:
+        call.undecided()
+    if call.op.type == "QuantizeV2":
         return [first, Plain(), Plain()]
-    return first if op.get_attr("range_given") else Mixed(node_of(op))
+    return first if call.op.get_attr("range_given") else call.mixed()
 
 
-def _distinct(op: Any, states: Sequence[State]) -> State | list[State]:
+def _distinct(call: Call) -> State | list[State]:
     """The indices of distinct values number all rows; values looked up by these may be each row's own again."""
-    first = states[0]
-    if not isinstance(first, Rows) or first.axis != 0:
-        return Unknown(node_of(op))
-    return [Unknown(node_of(op)), *(Mixed(node_of(op)) for _ in op.outputs[1:])]
+    call.first_rows()
+    node = node_of(call.op)
+    return [Unknown(node), *(Mixed(node) for _ in call.op.outputs[1:])]
 
 
 COMPUTING: Final[dict[str, Rule]] = {

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from stoker.wire.protobuf import BYTES, Buffer, fields_of
+from stoker.wire.protobuf import Buffer
+from stoker.wire.protobuf_message import Message
 
 PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """Operators that call functions of the Python that wrote the model; these are in no SavedModel."""
@@ -69,22 +70,22 @@ def _reaches_out(kind: str) -> bool:
     return kind in PYTHON or _OUTSIDE.match(kind) is not None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Node:
-    kind: str = ""
-    inputs: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    kind: str
+    inputs: list[str]
+    calls: list[str]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Graph:
     """The parts of a MetaGraphDef that are needed here."""
 
-    tags: list[str] = field(default_factory=list)
-    nodes: dict[str, _Node] = field(default_factory=dict)
-    functions: dict[str, list[_Node]] = field(default_factory=dict)
-    signatures: dict[str, tuple[set[str], set[str]]] = field(default_factory=dict)
-    initial: list[str] = field(default_factory=list)
+    tags: list[str]
+    nodes: dict[str, _Node]
+    functions: dict[str, list[_Node]]
+    signatures: dict[str, tuple[set[str], set[str]]]
+    initial: list[str]
 
 
 def read_effects(data: Buffer) -> Effects:
@@ -94,10 +95,10 @@ def read_effects(data: Buffer) -> Effects:
         ValueError: The file is malformed.
     """
     try:
-        graphs = [_graph(data, begin, end) for _, begin, end in _messages(data, 0, len(data), 2)]
+        graphs = [_graph(one) for one in Message(data).messages(2)] or [_graph(Message(b""))]
     except IndexError as error:
         raise ValueError("the file ends too early") from error
-    served = next((graph for graph in graphs if graph.tags == _SERVE), graphs[0] if graphs else _Graph())
+    served = next((graph for graph in graphs if graph.tags == _SERVE), graphs[0])
     loading = {*served.initial, *served.signatures.pop(_INIT, (set(), set()))[1]}
     return Effects(
         _kinds(served, loading, set()),
@@ -134,106 +135,61 @@ def _run(graph: _Graph, node: _Node, kinds: set[str], called: set[str]) -> None:
                 todo += graph.functions[name]
 
 
-def _messages(data: Buffer, begin: int, end: int, *numbers: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the places of messages, texts and bytes in the fields with these numbers."""
-    for number, wire, _, start, stop in fields_of(data, begin, end):
-        if wire == BYTES and number in numbers:
-            yield number, start, stop
+def _entries(message: Message, number: int) -> dict[str, Message]:
+    """Return the messages of a map."""
+    return {entry.text(1): entry.message(2) for entry in message.messages(number)}
 
 
-def _text(data: Buffer, begin: int, end: int) -> str:
-    return data[begin:end].decode("utf-8", "surrogateescape")
+def _graph(message: Message) -> _Graph:
+    graph_def, collections = message.message(2), _entries(message, 4)
+    return _Graph(
+        tags=message.message(1).texts(4),
+        nodes={node.text(1): _node(node) for node in graph_def.messages(1)},
+        functions={
+            function.message(1).text(1): list(map(_node, function.messages(3)))
+            for function in graph_def.message(2).messages(1)
+        },
+        signatures={
+            name: (_tensors_of(signature, 1), _tensors_of(signature, 2))
+            for name, signature in _entries(message, 5).items()
+        },
+        initial=[
+            _node_of(name)
+            for key in _INIT_COLLECTIONS
+            if key in collections
+            for name in collections[key].message(1).texts(1)
+        ],
+    )
 
 
-def _texts(data: Buffer, begin: int, end: int, number: int) -> list[str]:
-    return [_text(data, start, stop) for _, start, stop in _messages(data, begin, end, number)]
+def _tensors_of(signature: Message, side: int) -> set[str]:
+    return {name for info in _entries(signature, side).values() for name in _tensors(info)}
 
 
-def _entry(data: Buffer, begin: int, end: int) -> tuple[str, int, int]:
-    """Return the key of an entry of a map, and the place of its value."""
-    key, place = "", (begin, begin)
-    for number, start, stop in _messages(data, begin, end, 1, 2):
-        if number == 1:
-            key = _text(data, start, stop)
-        else:
-            place = (start, stop)
-    return key, *place
-
-
-def _graph(data: Buffer, begin: int, end: int) -> _Graph:
-    graph = _Graph()
-    for number, start, stop in _messages(data, begin, end, 1, 2, 4, 5):
-        if number == 1:
-            graph.tags = _texts(data, start, stop, 4)
-        elif number == 2:
-            _read_graph_def(data, start, stop, graph)
-        elif number == 4:
-            key, first, last = _entry(data, start, stop)
-            if key in _INIT_COLLECTIONS:
-                for _, inner, outer in _messages(data, first, last, 1):
-                    graph.initial += map(_node_of, _texts(data, inner, outer, 1))
-        else:
-            key, first, last = _entry(data, start, stop)
-            sides: tuple[set[str], set[str]] = (set(), set())
-            for side, inner, outer in _messages(data, first, last, 1, 2):
-                _, place, stop_at = _entry(data, inner, outer)
-                sides[side - 1].update(_tensors(data, place, stop_at))
-            graph.signatures[key] = sides
-    return graph
-
-
-def _tensors(data: Buffer, begin: int, end: int) -> Iterator[str]:
+def _tensors(info: Message) -> Iterator[str]:
     """Yield the nodes of a TensorInfo: one, or those of the parts of a tensor that is not dense."""
-    for number, start, stop in _messages(data, begin, end, 1, 4, 5):
-        if number == 1:
-            yield _node_of(_text(data, start, stop))
-        elif number == 4:
-            for part in (1, 2, 3):
-                yield from map(_node_of, _texts(data, start, stop, part))
-        else:
-            for _, inner, outer in _messages(data, start, stop, 2):
-                yield from _tensors(data, inner, outer)
+    yield from map(_node_of, info.texts(1))
+    for sparse in info.messages(4):
+        for part in (1, 2, 3):
+            yield from map(_node_of, sparse.texts(part))
+    for composite in info.messages(5):
+        for component in composite.messages(2):
+            yield from _tensors(component)
 
 
-def _read_graph_def(data: Buffer, begin: int, end: int, graph: _Graph) -> None:
-    for number, start, stop in _messages(data, begin, end, 1, 2):
-        if number == 1:
-            name, node = _node(data, start, stop)
-            graph.nodes[name] = node
-            continue
-        for _, first, last in _messages(data, start, stop, 1):
-            name, nodes = "", []
-            for part, inner, outer in _messages(data, first, last, 1, 3):
-                if part == 1:
-                    name = "".join(_texts(data, inner, outer, 1))
-                else:
-                    nodes.append(_node(data, inner, outer)[1])
-            graph.functions[name] = nodes
+def _node(message: Message) -> _Node:
+    attributes = _entries(message, 5).values()
+    return _Node(
+        kind=message.text(2),
+        inputs=list(map(_node_of, message.texts(3))),
+        calls=[name for attribute in attributes for name in _functions(attribute)],
+    )
 
 
-def _node(data: Buffer, begin: int, end: int) -> tuple[str, _Node]:
-    name, node = "", _Node()
-    for number, start, stop in _messages(data, begin, end, 1, 2, 3, 5):
-        if number == 1:
-            name = _text(data, start, stop)
-        elif number == 2:
-            node.kind = _text(data, start, stop)
-        elif number == 3:
-            node.inputs.append(_node_of(_text(data, start, stop)))
-        else:
-            _, first, last = _entry(data, start, stop)
-            node.calls += _functions(data, first, last)
-    return name, node
-
-
-def _functions(data: Buffer, begin: int, end: int) -> Iterator[str]:
+def _functions(attribute: Message) -> Iterator[str]:
     """Yield the names of the functions in an attribute: one, or a list."""
-    for number, start, stop in _messages(data, begin, end, 1, 10):
-        if number == 10:
-            yield from _texts(data, start, stop, 1)
-        else:
-            for _, inner, outer in _messages(data, start, stop, 9):
-                yield from _texts(data, inner, outer, 1)
+    for function in (*attribute.messages(10), *attribute.message(1).messages(9)):
+        yield function.text(1)
 
 
 def _node_of(tensor: str) -> str:

@@ -6,53 +6,35 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stoker.isolation.tensorflow.row_states import (
-    Listed,
-    Plain,
-    Rows,
-    Rule,
-    Size,
-    State,
-    Unknown,
-    join,
-    node_of,
-)
-
-
-def _numbers(state: State) -> tuple[Any, ...] | None:
-    return state.numbers if isinstance(state, Plain) else None
+from stoker.isolation.tensorflow.operator_call import Call, Rule
+from stoker.isolation.tensorflow.row_states import Listed, Plain, Rows, Size, State, join, node_of
 
 
 def _vary(sizes: Sequence[Any]) -> bool:
     return any(size in (Size.ROWS, Size.VARYING) for size in sizes)
 
 
-def _reshape(op: Any, states: Sequence[State]) -> State:
+def _reshape(call: Call) -> State:
     """Rows are contiguous, each of equally many elements; they stay apart in a shape that splits no row."""
-    given, shape = states
-    unknown = Unknown(node_of(op))
-    sizes = _numbers(shape)
-    static = op.outputs[0].shape
-    if sizes is None and isinstance(shape, Plain) and static.rank is not None:
+    given, sizes, static = call.first_rows(), call.plain(1).numbers, call.op.outputs[0].shape
+    if sizes is None and static.rank is not None:
         sizes = tuple(Size.VARYING if size is None else size for size in static.as_list())
     elif sizes is not None and static.rank == len(sizes):
         known = static.as_list()
         sizes = tuple(k if size is Size.FIXED and k else size for k, size in zip(known, sizes, strict=True))
-    if not isinstance(given, Rows) or given.axis != 0 or not sizes:
-        return unknown
-    first, *others = sizes
+    first, *others = sizes or call.undecided()
     if _vary(others):
-        return unknown
+        call.undecided()
     if first is Size.ROWS:
         return Rows(0)
     if first != -1 and isinstance(first, int):
-        return unknown
+        call.undecided()
     if not all(isinstance(size, int) and size > 0 for size in others):
-        return unknown
-    inner, whole = _known_elements(op.inputs[0])
+        call.undecided()
+    inner, whole = _known_elements(call.op.inputs[0])
     elements = math.prod(others)
     if inner % elements:
-        return unknown
+        call.undecided()
     return Rows(0, given.exact and whole and inner == elements)
 
 
@@ -67,40 +49,31 @@ def _known_elements(tensor: Any) -> tuple[int, bool]:
     return elements, tensor.shape.rank is not None
 
 
-def _transpose(op: Any, states: Sequence[State]) -> State:
-    given, order = states[0], _numbers(states[1])
-    if isinstance(given, Rows) and order is not None and given.axis in order:
-        return Rows(order.index(given.axis), given.exact)
-    return Unknown(node_of(op))
+def _transpose(call: Call) -> State:
+    given, order = call.rows(), call.numbers(1)
+    return Rows(order.index(given.axis), given.exact) if given.axis in order else call.undecided()
 
 
-def _expand_dims(op: Any, states: Sequence[State]) -> State:
-    given, axes, rank = states[0], _numbers(states[1]), op.inputs[0].shape.rank
-    if not isinstance(given, Rows) or rank is None or axes is None or not isinstance(axes[0], int):
-        return Unknown(node_of(op))
-    return Rows(given.axis + (axes[0] % (rank + 1) <= given.axis), given.exact)
+def _expand_dims(call: Call) -> State:
+    given = call.rows()
+    return Rows(given.axis + (call.integer(1) % (call.rank() + 1) <= given.axis), given.exact)
 
 
-def _squeeze(op: Any, states: Sequence[State]) -> State:
-    (given,) = states
-    rank, named = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
+def _squeeze(call: Call) -> State:
+    given, rank = call.rows(), call.rank()
+    axes = {axis % rank for axis in call.op.get_attr("squeeze_dims")}
     # Without named axes, a batch axis of size 1 would be dropped too.
-    if not isinstance(given, Rows) or rank is None or not named:
-        return Unknown(node_of(op))
-    axes = {axis % rank for axis in named}
-    if given.axis in axes:
-        return Unknown(node_of(op))
+    if not axes or given.axis in axes:
+        call.undecided()
     return Rows(given.axis - sum(axis < given.axis for axis in axes), given.exact)
 
 
-def _strided_slice(op: Any, states: Sequence[State]) -> State:
-    unknown = Unknown(node_of(op))
-    given, *places = states
-    rank, count = op.inputs[0].shape.rank, op.inputs[1].shape.num_elements()
-    if not isinstance(given, Rows) or rank is None or count is None:
-        return unknown
-    if not all(isinstance(place, Plain) and not place.varies for place in places):
-        return unknown
+def _strided_slice(call: Call) -> State:
+    call.check_others_fixed()
+    given, rank, op = call.rows(), call.rank(), call.op
+    count = op.inputs[1].shape.num_elements()
+    if count is None:
+        call.undecided()
     masks = {
         name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
@@ -116,143 +89,126 @@ def _strided_slice(op: Any, states: Sequence[State]) -> State:
         elif masks["new_axis"] & bit:
             out += 1
         elif taken == given.axis:
-            return Rows(out, given.exact) if _is_whole(masks, places, index) else unknown
+            return Rows(out, given.exact) if _is_whole(call, masks, index) else call.undecided()
         else:
             taken, out = taken + 1, out + (not masks["shrink_axis"] & bit)
     return Rows(out + given.axis - taken, given.exact)
 
 
-def _is_whole(masks: dict[str, int], places: Sequence[State], index: int) -> bool:
+def _is_whole(call: Call, masks: dict[str, int], index: int) -> bool:
     """Whether a slice takes a whole axis in order."""
-    begin, _, stride = (_numbers(place) for place in places)
+    begin, stride = call.plain(1).numbers, call.plain(3).numbers
     bit = 1 << index
     first = bool(masks["begin"] & bit) or (begin is not None and begin[index] == 0)
     forwards = stride is not None and stride[index] == 1
     return first and forwards and bool(masks["end"] & bit) and not masks["shrink_axis"] & bit
 
 
-def _slice(op: Any, states: Sequence[State]) -> State:
-    given, begin, size = states[0], _numbers(states[1]), _numbers(states[2])
-    if not isinstance(given, Rows) or begin is None or size is None or _vary(begin):
-        return Unknown(node_of(op))
+def _slice(call: Call) -> State:
+    given, begin, size = call.rows(), call.numbers(1), call.numbers(2)
     whole = begin[given.axis] == 0 and size[given.axis] in (-1, Size.ROWS if given.exact else -1)
     others = [item for axis, item in enumerate(size) if axis != given.axis]
-    return given if whole and not _vary(others) else Unknown(node_of(op))
+    return given if whole and not _vary(begin) and not _vary(others) else call.undecided()
 
 
-def _pad(op: Any, states: Sequence[State]) -> State:
-    given, padding, *others = states
-    value = padding.value if isinstance(padding, Plain) and not padding.varies else None
-    alike = all(isinstance(state, Plain) and not state.varies for state in others)
-    if isinstance(given, Rows) and value is not None and value[given.axis] == (0, 0) and alike:
-        return given
-    return Unknown(node_of(op))
+def _pad(call: Call) -> State:
+    call.check_others_fixed()
+    given, padding = call.rows(), call.fixed(1).value
+    return given if padding is not None and padding[given.axis] == (0, 0) else call.undecided()
 
 
-def _concat(op: Any, states: Sequence[State]) -> State:
-    *parts, axis = states
-    numbers, rank = _numbers(axis), op.outputs[0].shape.rank
-    rows = {part for part in parts if isinstance(part, Rows)}
+def _concat(call: Call) -> State:
+    parts = len(call.states) - 1
     # All parts have equal sizes along the batch axis: a part without rows would differ for each row.
-    if numbers is None or rank is None or len(rows) != 1 or not all(isinstance(part, Rows) for part in parts):
-        return Unknown(node_of(op))
-    (given,) = rows
-    if not isinstance(numbers[0], int) or numbers[0] % rank == given.axis:
-        return Unknown(node_of(op))
-    return given
+    rows = {call.rows(index) for index in range(parts)}
+    if len(rows) != 1 or call.integer(parts) % call.output_rank == call.rows().axis:
+        call.undecided()
+    return call.rows()
 
 
-def _pack(op: Any, states: Sequence[State]) -> State:
-    rows, rank = set(states), op.outputs[0].shape.rank
-    (given, *others) = rows
-    if others or not isinstance(given, Rows) or rank is None:
-        return Unknown(node_of(op))
-    return Rows(given.axis + (op.get_attr("axis") % rank <= given.axis), given.exact)
+def _pack(call: Call) -> State:
+    given = call.rows()
+    if any(state != given for state in call.states):
+        call.undecided()
+    return Rows(given.axis + (call.op.get_attr("axis") % call.output_rank <= given.axis), given.exact)
 
 
-def _unpack(op: Any, states: Sequence[State]) -> State:
-    (given,) = states
-    rank = op.inputs[0].shape.rank
-    if not isinstance(given, Rows) or rank is None or op.get_attr("axis") % rank == given.axis:
-        return Unknown(node_of(op))
-    return Rows(given.axis - (op.get_attr("axis") % rank < given.axis), given.exact)
+def _unpack(call: Call) -> State:
+    given = call.rows()
+    axis = call.op.get_attr("axis") % call.rank()
+    return call.undecided() if axis == given.axis else Rows(given.axis - (axis < given.axis), given.exact)
 
 
-def _split(op: Any, states: Sequence[State]) -> State:
-    axis, given = (states[0], states[1]) if op.type == "Split" else (states[2], states[0])
-    numbers, rank = _numbers(axis), op.outputs[0].shape.rank
-    alike = op.type == "Split" or (isinstance(states[1], Plain) and not states[1].varies)
-    if not isinstance(given, Rows) or numbers is None or rank is None or not alike:
-        return Unknown(node_of(op))
-    if not isinstance(numbers[0], int) or numbers[0] % rank == given.axis:
-        return Unknown(node_of(op))
-    return given
+def _split(call: Call) -> State:
+    axis, place = (0, 1) if call.op.type == "Split" else (2, 0)
+    if call.op.type != "Split":
+        call.fixed(1)
+    given = call.rows(place)
+    return call.undecided() if call.integer(axis) % call.output_rank == given.axis else given
 
 
-def _fill(op: Any, states: Sequence[State]) -> State:
-    sizes, value = _numbers(states[0]), states[1]
-    alike = isinstance(value, Plain) and not value.varies
-    if sizes is None or not alike or sizes.count(Size.ROWS) != 1 or Size.VARYING in sizes:
-        return Unknown(node_of(op))
+def _fill(call: Call) -> State:
+    sizes = call.numbers(0)
+    call.fixed(1)
+    if sizes.count(Size.ROWS) != 1 or Size.VARYING in sizes:
+        call.undecided()
     return Rows(sizes.index(Size.ROWS))
 
 
-def _repeat(op: Any, states: Sequence[State]) -> State:
+def _repeat(call: Call) -> State:
     """`Tile` and `BroadcastTo`: rows are kept, or a value is repeated for each row."""
-    given, sizes = states[0], _numbers(states[1])
-    shape, rank = op.inputs[0].shape, op.outputs[0].shape.rank
-    if sizes is None or rank is None or shape.rank is None or len(sizes) != rank:
-        return Unknown(node_of(op))
+    given, sizes = call.states[0], call.numbers(1)
+    own_rank, rank = call.rank(), call.output_rank
+    if len(sizes) != rank:
+        call.undecided()
     if isinstance(given, Rows):
-        axis = given.axis + rank - shape.rank
-        kept = sizes[axis] == 1 if op.type == "Tile" else not isinstance(sizes[axis], int)
+        axis = given.axis + rank - own_rank
+        kept = sizes[axis] == 1 if call.op.type == "Tile" else not isinstance(sizes[axis], int)
         others = (*sizes[:axis], *sizes[axis + 1 :])
-        return Rows(axis, given.exact) if kept and not _vary(others) else Unknown(node_of(op))
-    alone = shape.rank < rank or shape.as_list()[0] == 1
-    if (
-        isinstance(given, Plain)
-        and not given.varies
-        and sizes[0] is Size.ROWS
-        and alone
-        and not _vary(sizes[1:])
-    ):
-        return Rows(0)
-    return Unknown(node_of(op))
+        return Rows(axis, given.exact) if kept and not _vary(others) else call.undecided()
+    call.fixed(0)
+    alone = own_rank < rank or call.op.inputs[0].shape.as_list()[0] == 1
+    return Rows(0) if alone and sizes[0] is Size.ROWS and not _vary(sizes[1:]) else call.undecided()
 
 
-def _list_from_tensor(op: Any, states: Sequence[State]) -> State:
-    given = states[0]
+def _list_from_tensor(call: Call) -> State:
+    given = call.states[0]
     if isinstance(given, Rows) and given.axis:
         return Listed(Rows(given.axis - 1, given.exact))
-    return Listed(Plain()) if isinstance(given, Plain) and not given.varies else Unknown(node_of(op))
+    call.fixed(0)
+    return Listed(Plain())
 
 
-def _empty_list(op: Any, states: Sequence[State]) -> State:
-    size = states[1]
-    return Listed() if isinstance(size, Plain) and not size.varies else Unknown(node_of(op))
+def _empty_list(call: Call) -> State:
+    call.fixed(1)
+    return Listed()
 
 
-def _list_set(op: Any, states: Sequence[State]) -> State:
-    listed, index, item = states if op.type == "TensorListSetItem" else (states[0], Plain(), states[1])
-    if not isinstance(listed, Listed) or not isinstance(index, Plain) or index.varies:
-        return Unknown(node_of(op))
-    return join(listed, Listed(item), node_of(op)) if isinstance(item, Plain | Rows) else Unknown(node_of(op))
+def _list_set(call: Call) -> State:
+    listed, item = call.states[0], call.states[-1]
+    if call.op.type == "TensorListSetItem":
+        call.fixed(1)
+    if not isinstance(listed, Listed) or not isinstance(item, Plain | Rows):
+        call.undecided()
+    return join(listed, Listed(item), node_of(call.op))
 
 
-def _list_get(op: Any, states: Sequence[State]) -> State:
-    listed, index = states[0], states[1]
-    known = isinstance(listed, Listed) and isinstance(index, Plain) and not index.varies
-    return listed.item if known and isinstance(listed, Listed) and listed.item else Unknown(node_of(op))
+def _item_of_list(call: Call) -> Plain | Rows:
+    listed = call.states[0]
+    return (listed.item if isinstance(listed, Listed) else None) or call.undecided()
 
 
-def _list_stack(op: Any, states: Sequence[State]) -> State:
-    listed = states[0]
-    if isinstance(listed, Listed) and isinstance(listed.item, Rows):
-        return Rows(listed.item.axis + 1, listed.item.exact)
-    return listed.item if isinstance(listed, Listed) and listed.item else Unknown(node_of(op))
+def _list_get(call: Call) -> State:
+    call.fixed(1)
+    return _item_of_list(call)
 
 
-def _list_length(_: Any, __: Sequence[State]) -> State:
+def _list_stack(call: Call) -> State:
+    item = _item_of_list(call)
+    return Rows(item.axis + 1, item.exact) if isinstance(item, Rows) else item
+
+
+def _list_length(_: Call) -> State:
     return Plain()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -94,8 +93,6 @@ class Unknown:
 
 
 State = Plain | Rows | Listed | Mixed | Unknown
-Rule = Callable[[Any, Sequence[State]], State | list[State]]
-"""The states of an operator's outputs, or one state for all of them, for the states of its inputs."""
 
 
 def join(one: State, other: State, node: str) -> State:

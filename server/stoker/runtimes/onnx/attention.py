@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-_DOMAIN: Final = "com.microsoft"
+from stoker.runtimes.onnx.graph_index import MICROSOFT, GraphIndex
+
 _HEADS_BEFORE_TIME: Final = [0, 2, 1, 3]
 _RANK: Final = 4
-_OPSET_OF_SOFTMAX: Final = 13
 _MOST_STEPS: Final = 6
 
 Observation = Mapping[str, np.ndarray]
@@ -62,112 +62,39 @@ def fuse_attention(model: Any, observe: Observe) -> int:
         model: An `onnx.ModelProto`; it is changed.
         observe: Runs the original model.
     """
-    graph = _GraphIndex(model)
+    graph = GraphIndex(model)
     patterns = list(_patterns(graph))
     if not patterns:
         return 0
     # Nodes before and behind a pattern may be removed too, so their shapes are observed as well.
-    names = {name for pattern in patterns for name in (*pattern.tensors, *graph.around(pattern))}
+    names = {name for pattern in patterns for name in (*pattern.tensors, *_around(graph, pattern))}
     runs = observe([name for name in sorted(names) if graph.constant(name) is None])
     rewriter = _Rewriter(graph, runs)
     replaced = sum(map(rewriter.replace, patterns))
     if replaced:
-        rewriter.finish()
+        graph.replace(rewriter.dropped, rewriter.added)
     return replaced
 
 
-class _GraphIndex:
-    """A graph's nodes by the tensors that they make and take."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.made: dict[str, Any] = {name: node for node in model.graph.node for name in node.output if name}
-        self.taken: dict[str, list[Any]] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                self.taken.setdefault(name, []).append(node)
-        self.outputs = {value.name for value in model.graph.output}
-        self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        versions = {each.domain: each.version for each in model.opset_import}
-        # In older opsets a softmax covered all axes from the second one on.
-        self.softmax_axis = -1 if versions.get("", 0) >= _OPSET_OF_SOFTMAX else 1
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant of the graph; None for other tensors."""
-        from onnx import numpy_helper
-
-        tensor = self._initializers.get(name)
-        if tensor is None:
-            return None
-        array: np.ndarray = numpy_helper.to_array(tensor)
-        return array
-
-    def maker(self, name: str, operator: str) -> Any:
-        """Return the node that makes a tensor if it is of this operator, else None."""
-        node = self.made.get(name)
-        return node if node is not None and (node.op_type, node.domain) == (operator, "") else None
-
-    def only_taker(self, name: str, operator: str) -> Any:
-        """Return the only node that takes a tensor if it is of this operator, else None."""
-        takers = self.taken.get(name, ())
-        if len(takers) != 1 or name in self.outputs or takers[0].op_type != operator or takers[0].domain:
-            return None
-        return takers[0]
-
-    def attribute(self, node: Any, name: str, default: Any = None) -> Any:
-        from onnx import helper
-
-        return next(
-            (helper.get_attribute_value(each) for each in node.attribute if each.name == name), default
-        )
-
-    def transposed(self, name: str, permutation: Sequence[int]) -> str | None:
-        """Return the tensor that a tensor is this transposition of, else None."""
-        node = self.maker(name, "Transpose")
-        return (
-            node.input[0] if node is not None and self.attribute(node, "perm") == list(permutation) else None
-        )
-
-    def around(self, pattern: _Pattern) -> Iterator[str]:
-        """Yield the tensors of a few nodes before and behind a pattern."""
-        for start in (pattern.query, pattern.keys, pattern.values):
-            yield from self._before(start, _MOST_STEPS)
-        name = pattern.output
-        for operator in ("Transpose", "Reshape"):
-            node = self.only_taker(name, operator)
-            if node is None:
-                return
-            name = node.output[0]
-            yield name
-
-    def _before(self, name: str, steps: int) -> Iterator[str]:
-        node = self.made.get(name)
-        if steps and node is not None and node.op_type in {"Transpose", "Reshape"} and not node.domain:
+def _around(graph: GraphIndex, pattern: _Pattern) -> Iterator[str]:
+    """Yield the tensors of a few nodes before and behind a pattern."""
+    for start in (pattern.query, pattern.keys, pattern.values):
+        node = graph.made.get(start)
+        for _ in range(_MOST_STEPS):
+            if node is None or node.domain or node.op_type not in {"Transpose", "Reshape"}:
+                break
             yield node.input[0]
-            yield from self._before(node.input[0], steps - 1)
-
-    def is_of_shapes(self, name: str) -> bool:
-        """Whether a tensor depends on shapes and constants alone, and not on the values of inputs."""
-        waiting, visited = [name], set()
-        inputs = {value.name for value in self.model.graph.input}
-        while waiting:
-            each = waiting.pop()
-            if each in visited or each in self._initializers:
-                continue
-            visited.add(each)
-            node = self.made.get(each)
-            if each in inputs or node is None or _holds_graph(node):
-                return False
-            if node.op_type not in {"Shape", "Size"}:
-                waiting += [name for name in node.input if name]
-        return True
+            node = graph.made.get(node.input[0])
+    name = pattern.output
+    for operator in ("Transpose", "Reshape"):
+        node = graph.only_taker(name, operator)
+        if node is None:
+            return
+        name = node.output[0]
+        yield name
 
 
-def _holds_graph(node: Any) -> bool:
-    return any(attribute.HasField("g") for attribute in node.attribute)
-
-
-def _patterns(graph: _GraphIndex) -> Iterator[_Pattern]:
+def _patterns(graph: GraphIndex) -> Iterator[_Pattern]:
     for softmax in graph.model.graph.node:
         if softmax.op_type != "Softmax" or softmax.domain:
             continue
@@ -181,7 +108,7 @@ def _patterns(graph: _GraphIndex) -> Iterator[_Pattern]:
             break
 
 
-def _of_scores(graph: _GraphIndex, scores: str, values: str, output: str) -> Iterator[_Pattern]:
+def _of_scores(graph: GraphIndex, scores: str, values: str, output: str) -> Iterator[_Pattern]:
     """Yield the possible patterns of the input of a softmax: products of query and keys, scaled, then with biases."""
     product = graph.maker(scores, "MatMul")
     if product is not None:
@@ -207,7 +134,7 @@ def _of_scores(graph: _GraphIndex, scores: str, values: str, output: str) -> Ite
                 yield pattern
 
 
-def _unscaled(graph: _GraphIndex, name: str, pattern: _Pattern) -> str:
+def _unscaled(graph: GraphIndex, name: str, pattern: _Pattern) -> str:
     inner, scale, kind = _scaled(graph, name)
     if not inner:
         return name
@@ -215,7 +142,7 @@ def _unscaled(graph: _GraphIndex, name: str, pattern: _Pattern) -> str:
     return _unscaled(graph, inner, pattern)
 
 
-def _scaled(graph: _GraphIndex, name: str) -> tuple[str, str, str]:
+def _scaled(graph: GraphIndex, name: str) -> tuple[str, str, str]:
     """Return the tensor that is scaled, the factor, and the list for it; empty if none is scaled."""
     node = graph.maker(name, "Mul")
     if node is not None:
@@ -229,13 +156,18 @@ def _scaled(graph: _GraphIndex, name: str) -> tuple[str, str, str]:
 
 
 class _Rewriter:
-    """Replaces patterns whose observed shapes are those of an attention."""
+    """Replaces patterns whose observed shapes are those of an attention.
 
-    def __init__(self, graph: _GraphIndex, runs: Sequence[Observation]) -> None:
+    Attributes:
+        added: The new nodes.
+        dropped: The nodes that they replace.
+    """
+
+    def __init__(self, graph: GraphIndex, runs: Sequence[Observation]) -> None:
         self._graph = graph
         self._runs = runs
-        self._nodes: list[Any] = []
-        self._dropped: list[Any] = []
+        self.added: list[Any] = []
+        self.dropped: list[Any] = []
         self._numbers = itertools.count()
         self._made_biases: dict[tuple[str, ...], str] = {}
 
@@ -254,21 +186,6 @@ class _Rewriter:
             inputs += ["", "", self._full_bias(pattern, query, keys)]
         self._write_output(pattern, inputs, heads, heads * value_size, scale)
         return True
-
-    def finish(self) -> None:
-        """Change the graph."""
-        from onnx import helper
-        from onnxruntime.transformers.onnx_model import OnnxModel
-
-        model = self._graph.model
-        for node in self._dropped:
-            model.graph.node.remove(node)
-        model.graph.node.extend(self._nodes)
-        if not any(each.domain == _DOMAIN for each in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-        edited = OnnxModel(model)
-        edited.prune_graph()
-        edited.topological_sort()
 
     def _shape(self, name: str, run: int) -> tuple[int, ...] | None:
         constant = self._graph.constant(name)
@@ -403,17 +320,17 @@ class _Rewriter:
         if transpose is not None and graph.attribute(transpose, "perm") == _HEADS_BEFORE_TIME:
             reshape = graph.only_taker(transpose.output[0], "Reshape")
             if reshape is not None and self._has_shape(reshape.output[0], pattern.output, width):
-                self._dropped.append(reshape)
+                self.dropped.append(reshape)
                 self._attend(inputs, reshape.output[0], heads, scale)
                 return
         flat = self._attend(inputs, "", heads, scale)
         apart = self._reshape(flat, [0, 0, heads, width // heads])
-        self._dropped.append(graph.made[pattern.output])
+        self.dropped.append(graph.made[pattern.output])
         self._add("Transpose", [apart], output=pattern.output, perm=_HEADS_BEFORE_TIME)
 
     def _attend(self, inputs: list[str], output: str, heads: int, scale: float) -> str:
         return self._add(
-            "MultiHeadAttention", inputs, output=output, domain=_DOMAIN, num_heads=heads, scale=scale
+            "MultiHeadAttention", inputs, output=output, domain=MICROSOFT, num_heads=heads, scale=scale
         )
 
     def _transpose(self, name: str, permutation: list[int]) -> str:
@@ -437,7 +354,7 @@ class _Rewriter:
 
         name = f"fused_attention_{next(self._numbers)}"
         output = output or name
-        self._nodes.append(helper.make_node(operator, inputs, [output], name, domain=domain, **attributes))
+        self.added.append(helper.make_node(operator, inputs, [output], name, domain=domain, **attributes))
         return output
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import onnxruntime
 
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx.bfloat16 import element_type
+from stoker.runtimes.onnx.executions import bind_memory
 from stoker.runtimes.onnx.sessions import raise_if_out_of_memory
 from stoker.runtimes.pipeline import BatchSet
 
@@ -87,11 +87,7 @@ class SessionGraphs:
 
 
 def _capture_for(batch_set: BatchSet, session: Any, size: int, number: int) -> Callable[[], None]:
-    binding = session.io_binding()
-    for side, bind in ((batch_set.inputs, binding.bind_input), (batch_set.outputs, binding.bind_output)):
-        for staged in side:
-            kind = element_type(staged.dtype)
-            bind(staged.name, "cuda", 0, kind, [size, *staged.shape], staged.device_address)
+    binding = bind_memory(session, batch_set.inputs, batch_set.outputs, size)
     # The wrappers of the package do lookups in each call, and the results do not change.
     run = getattr(session, "_sess", session).run_with_iobinding
     bound = getattr(binding, "_iobinding", binding)

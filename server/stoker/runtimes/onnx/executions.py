@@ -11,7 +11,7 @@ import onnxruntime
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx.bfloat16 import element_type, with_bfloat16
 from stoker.runtimes.onnx.sessions import raise_if_out_of_memory
-from stoker.runtimes.pinned_memory import StagedMemory
+from stoker.runtimes.pinned_memory import StagedMemory, StagedTensor
 from stoker.tensors import Signature
 
 
@@ -62,6 +62,18 @@ def _name_of(axis: object) -> str | None:
     return axis if isinstance(axis, str) else None
 
 
+def bind_memory(
+    session: Any, inputs: Sequence[StagedTensor], outputs: Sequence[StagedTensor], rows: int
+) -> Any:
+    """Return a binding of a session to the first `rows` rows of tensors on the GPU."""
+    binding = session.io_binding()
+    for side, bind_one in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+        for staged in side:
+            kind = element_type(staged.dtype)
+            bind_one(staged.name, "cuda", 0, kind, [rows, *staged.shape], staged.device_address)
+    return binding
+
+
 class BoundExecution:
     """Batches of prepared sizes in memory that stays in place; other batches are copied.
 
@@ -98,17 +110,7 @@ class BoundExecution:
             OutOfMemory: The device has no memory for it.
             Exception: ONNX Runtime cannot run it with a binding.
         """
-        binding = self._session.io_binding()
-        for staged in self._memory.inputs:
-            shape = [rows, *staged.shape]
-            binding.bind_input(
-                staged.name, "cuda", 0, element_type(staged.dtype), shape, staged.device_address
-            )
-        for staged in self._memory.outputs:
-            shape = [rows, *staged.shape]
-            binding.bind_output(
-                staged.name, "cuda", 0, element_type(staged.dtype), shape, staged.device_address
-            )
+        binding = bind_memory(self._session, self._memory.inputs, self._memory.outputs, rows)
         self._run_bound(binding)
         self._prepared[rows] = binding
 

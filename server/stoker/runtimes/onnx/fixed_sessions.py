@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,8 @@ import onnxruntime
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx.sessions import FixedSize, OnnxSessions
 from stoker.runtimes.onnx.shared_weights import SharedWeights, read_weights
-from stoker.wire.protobuf import BYTES, field, fields_of
+from stoker.wire.protobuf import field
+from stoker.wire.protobuf_message import Message, change_fields
 
 logger = logging.getLogger(__name__)
 
@@ -36,41 +37,21 @@ def name_batch_axis(content: bytes, names: Sequence[str]) -> bytes:
     """
 
     def graph(part: bytes) -> bytes:
-        return _with_changed(part, _INPUT, value_info)
+        return change_fields(part, _INPUT, value_info)
 
     def value_info(part: bytes) -> bytes:
-        (name,) = (
-            part[start:stop].decode("utf-8", "surrogateescape")
-            for number, _, _, start, stop in fields_of(part, 0, len(part))
-            if number == 1
-        )
-        return _with_changed(part, 2, type_of) if name in names else part
+        return change_fields(part, 2, type_of) if Message(part).text(1) in names else part
 
     def type_of(part: bytes) -> bytes:
-        return _with_changed(part, 1, tensor_type)
+        return change_fields(part, 1, tensor_type)
 
     def tensor_type(part: bytes) -> bytes:
-        return _with_changed(part, 2, shape)
+        return change_fields(part, 2, shape)
 
     def shape(part: bytes) -> bytes:
-        return _with_changed(part, 1, lambda _: field(2, BATCH_AXIS.encode()), most=1)
+        return change_fields(part, 1, lambda _: field(2, BATCH_AXIS.encode()), most=1)
 
-    return _with_changed(content, _GRAPH, graph)
-
-
-def _with_changed(
-    content: bytes, number: int, change: Callable[[bytes], bytes], most: int | None = None
-) -> bytes:
-    """Return a message with its fields of a number changed, at most the first `most` of them."""
-    parts, last, done = [], 0, 0
-    for found, wire, _, start, stop in fields_of(content, 0, len(content)):
-        if (found, wire) == (number, BYTES) and (most is None or done < most):
-            parts.append(field(number, change(content[start:stop])))
-            done += 1
-        else:
-            parts.append(content[last:stop])
-        last = stop
-    return b"".join(parts)
+    return change_fields(content, _GRAPH, graph)
 
 
 class FixedSessions:

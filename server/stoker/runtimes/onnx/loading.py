@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import timeit
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,12 @@ from stoker.errors import LoadFailed
 from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
-from stoker.runtimes.declarations import apply_declaration, is_reshaped
+from stoker.runtimes.declarations import apply_declaration
 from stoker.runtimes.onnx.cuda import cuda_runtime
 from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.onnx.graphs import ChosenGraph, choose_graph, find_difference
 from stoker.runtimes.onnx.precision import is_compared
-from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
+from stoker.runtimes.onnx.sequences import SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx.session_tensors import (
     SessionTensors,
     session_inputs,
@@ -33,6 +34,7 @@ from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
 from stoker.runtimes.packed import Run
 from stoker.runtimes.precision import check_precision, describe_difference
+from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.sequence_runtime import keep_state
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -42,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_CHARACTERS: Final = 500
 _MAPS: Final = "seq(map("
+_SHORT_S: Final = 0.5e-3
+_SHORT_ROWS: Final = 64
+"""Where a batch of so many rows takes no longer, handing its operations to threads costs more than it saves."""
 
 
 def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
@@ -66,10 +71,10 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     inputs = session_inputs(session, deployment, source)
     if not inputs:
         raise LoadFailed(f"{deployment.path} has no inputs")
+    fitting = _fit_options(sessions, session, inputs)
+    if fitting is not sessions:
+        sessions, session = fitting, fitting.open()
     precision = deployment.acceleration.precision
-    if on_cuda and precision in CHANNELS_LAST and not _runs_channels_last(deployment.name, session, inputs):
-        sessions = dataclasses.replace(sessions, channels_last=False)
-        session = sessions.open()
     model = SessionTensors(session)
     outputs = tuple(
         label_columns(tensor_info(value, deployment), labels.get(value.name, ()), deployment)
@@ -129,17 +134,43 @@ def _load_with_state(
     run, tensors = apply_declaration(
         declaration, SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
     )
-    visible = DeclaredSession(run) if is_reshaped(declaration) else rows
 
     def rows_runtime(signature: Signature) -> Runtime:
-        copied = CopiedExecution(visible, signature)
-        return keep_state(deployment.name, copied, settings, rows.controls, deployment.path.parent)
+        plain_rows = RowsRuntime(run, signature)
+        return keep_state(deployment.name, plain_rows, settings, rows.controls, deployment.path.parent)
 
     # The declaration was applied above, to the rows.
     plain = dataclasses.replace(deployment, declaration=None)
     runtime = wrap_model(plain, run, tensors, rows_runtime, sampled=False)
     check_batched(deployment, runtime)
     return runtime
+
+
+def _fit_options(
+    sessions: OnnxSessions, session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]
+) -> OnnxSessions:
+    """Return sessions with options with which the model runs, and runs well; the same ones if `session` does."""
+    if sessions.device.kind == "cpu":
+        if sessions.threads == 1 or not _is_short(session, inputs):
+            return sessions
+        return dataclasses.replace(sessions, threads=1)
+    name, precision = sessions.deployment.name, sessions.deployment.acceleration.precision
+    if precision not in CHANNELS_LAST or _runs_channels_last(name, session, inputs):
+        return sessions
+    return dataclasses.replace(sessions, channels_last=False)
+
+
+def _is_short(session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]) -> bool:
+    """Whether a batch takes less than threads are worth."""
+    run = SessionTensors(session).run
+    try:
+        # The single row shows whether there is memory for more.
+        return all(
+            min(timeit.repeat(partial(run, sample_feeds(inputs, rows)), number=1, repeat=3)) < _SHORT_S
+            for rows in (1, _SHORT_ROWS)
+        )
+    except Exception:  # noqa: BLE001  # a later step reports it
+        return False
 
 
 def _runs_channels_last(

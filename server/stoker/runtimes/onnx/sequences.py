@@ -19,7 +19,6 @@ from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx.sessions import DTYPES
-from stoker.runtimes.packed import Run
 from stoker.runtimes.sequence_runtime import SequenceRuntime
 from stoker.sequence_steps import ID_BYTES, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
@@ -234,23 +233,6 @@ class SequenceSession:
         texts = np.empty(len(packed), object)
         texts[:] = [sequence_id_of(row.tobytes()) for row in packed]
         return texts.reshape(len(packed), *self._text_shapes[name])
-
-
-class DeclaredSession:
-    """A model of rows, reshaped by its operator's configuration, with the method of a session."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def run(
-        self,
-        names: Sequence[str],
-        feeds: Mapping[str, np.ndarray],
-        _options: onnxruntime.RunOptions | None = None,
-    ) -> list[np.ndarray]:
-        """Run one batch; see `onnxruntime.InferenceSession.run`."""
-        outputs = self._run(feeds)
-        return [outputs[name] for name in names]
 
 
 def declared_rows(

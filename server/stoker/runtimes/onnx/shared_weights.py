@@ -9,6 +9,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,8 @@ import onnxruntime
 
 from stoker.isolation.onnx.graph import read_model
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.wire.protobuf import BYTES, VARINT, Buffer, FileBytes, fields_of, packed, signed
+from stoker.wire.protobuf import Buffer, FileBytes
+from stoker.wire.protobuf_message import Message
 
 _LEAST_BYTES: Final = 1 << 16
 """Smaller weights are not shared: they save nothing, and ONNX Runtime needs some of them on the CPU."""
@@ -66,62 +68,35 @@ def read_weights(model: Path | bytes, folder: Path) -> Iterator[Weight]:
     """
     graph = read_model(model).graph
     changed = {name for node in graph.nodes if node.operator in _CHANGES_LAYOUT for name in node.inputs}
-    if isinstance(model, bytes):
-        yield from _weights_of(model, folder, changed)
-        return
-    with model.open("rb") as file:
-        yield from _weights_of(FileBytes(file.fileno()), folder, changed)
+    with ExitStack() as opened:
+        data: Buffer = (
+            model if isinstance(model, bytes) else FileBytes(opened.enter_context(model.open("rb")).fileno())
+        )
+        for initializer in Message(data).message(_GRAPH).messages(_INITIALIZER):
+            weight = _weight(initializer, folder)
+            if weight is not None and weight.name not in changed:
+                yield weight
 
 
-def _weights_of(data: Buffer, folder: Path, changed: set[str]) -> Iterator[Weight]:
-    for number, wire, _, begin, end in fields_of(data, 0, len(data)):
-        if (number, wire) != (_GRAPH, BYTES):
-            continue
-        for part, kind, _, start, stop in fields_of(data, begin, end):
-            if (part, kind) == (_INITIALIZER, BYTES):
-                weight = _weight(data, start, stop, folder)
-                if weight is not None and weight.name not in changed:
-                    yield weight
-
-
-def _weight(data: Buffer, begin: int, end: int, folder: Path) -> Weight | None:
+def _weight(tensor: Message, folder: Path) -> Weight | None:
     """Read an initializer; return None if it is small or not stored as plain bytes."""
-    name, dtype, raw = "", 0, (0, 0)
-    shape: list[int] = []
-    external: dict[str, str] = {}
-    for number, wire, value, start, stop in fields_of(data, begin, end):
-        if number == 1:
-            shape += [signed(value)] if wire == VARINT else packed(data, start, stop)
-        elif number == 2:
-            dtype = value
-        elif number == 8:
-            name = _text(data, start, stop)
-        elif number == 9:
-            raw = start, stop
-        elif number == 13:
-            pair = {key: _text(data, first, last) for key, _, _, first, last in fields_of(data, start, stop)}
-            external[pair[1]] = pair[2]
-    if dtype not in _ELEMENTS:
-        return None
-    kind, bits = _ELEMENTS[dtype]
+    shape = tuple(tensor.integers(1))
+    kind, bits = _ELEMENTS.get(tensor.integer(2), (0, 0))
     size_bytes = math.prod(shape) * bits // 8
     if size_bytes < _LEAST_BYTES:
         return None
+    external = {entry.text(1): entry.text(2) for entry in tensor.messages(13)}
     if external:
         content = _external_content(folder / external["location"], int(external.get("offset", 0)), size_bytes)
     else:
-        content = data[raw[0] : raw[1]]
-    return Weight(name, kind, bits, tuple(shape), content) if len(content) == size_bytes else None
+        content = tensor.content(9)
+    return Weight(tensor.text(8), kind, bits, shape, content) if len(content) == size_bytes else None
 
 
 def _external_content(path: Path, offset: int, size_bytes: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(size_bytes)
-
-
-def _text(data: Buffer, begin: int, end: int) -> str:
-    return data[begin:end].decode("utf-8", "surrogateescape")
 
 
 class _Tensor(ctypes.Structure):

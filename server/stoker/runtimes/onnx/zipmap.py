@@ -9,7 +9,7 @@ all rows: they become the labels of the output's columns.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,8 @@ from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.protobuf import BYTES, Field, field, fields_of
+from stoker.wire.protobuf import field
+from stoker.wire.protobuf_message import Message, change_fields
 
 _MODEL_GRAPH, _MODEL_OPSET = 7, 8
 _GRAPH_NODE, _GRAPH_OUTPUT = 1, 12
@@ -47,7 +48,7 @@ def replace_maps_by_tensors(model: Path | bytes) -> tuple[bytes, dict[str, tuple
     if not maps:
         return None
     content = model if isinstance(model, bytes) else model.read_bytes()
-    return b"".join(_change_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
+    return _change_model(content, read, maps), {name: _labels(node) for name, node in maps.items()}
 
 
 def _labels(node: Node) -> tuple[str, ...]:
@@ -60,45 +61,21 @@ def _labels(node: Node) -> tuple[str, ...]:
     return ()
 
 
-def _change_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> Iterator[bytes]:
-    for begin, part in _parts(content, 0, len(content)):
-        number, wire, _, start, end = part
-        if (number, wire) == (_MODEL_GRAPH, BYTES):
-            yield field(_MODEL_GRAPH, b"".join(_change_graph(content, start, end, maps)))
-        else:
-            yield content[begin:end]
-    if "" not in read.opsets:
-        yield field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
+def _change_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> bytes:
+    changed = change_fields(content, _MODEL_GRAPH, lambda graph: _change_graph(graph, maps))
+    return changed if "" in read.opsets else changed + field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
 
 
-def _change_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
-    for first, (number, wire, _, start, stop) in _parts(content, begin, end):
-        names = _words(content, start, stop, {_GRAPH_NODE: _NODE_OUTPUT, _GRAPH_OUTPUT: 1}.get(number, 0))
-        node = maps.get(names[0]) if wire == BYTES and names else None
-        if node is None:
-            yield content[first:stop]
-        elif number == _GRAPH_NODE:
-            yield field(_GRAPH_NODE, _identity(node))
-        else:
-            yield field(_GRAPH_OUTPUT, field(1, names[0].encode()) + field(2, _FLOAT_TENSOR))
+def _change_graph(graph: bytes, maps: Mapping[str, Node]) -> bytes:
+    def change_node(content: bytes) -> bytes:
+        found = [maps[name] for name in Message(content).texts(_NODE_OUTPUT) if name in maps]
+        return _identity(found[0]) if found else content
 
+    def change_output(content: bytes) -> bytes:
+        name = Message(content).text(1)
+        return field(1, name.encode()) + field(2, _FLOAT_TENSOR) if name in maps else content
 
-def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
-    """Yield each field of a message, with the place at which its key begins."""
-    for part in fields_of(content, begin, end):
-        yield begin, part
-        begin = part[4]
-
-
-def _words(content: bytes, begin: int, end: int, number: int) -> Sequence[str]:
-    """Return the texts of one field of a message; none for field 0."""
-    if not number:
-        return ()
-    return [
-        content[start:stop].decode("utf-8", "surrogateescape")
-        for field_number, wire, _, start, stop in fields_of(content, begin, end)
-        if field_number == number and wire == BYTES
-    ]
+    return change_fields(change_fields(graph, _GRAPH_NODE, change_node), _GRAPH_OUTPUT, change_output)
 
 
 def _identity(node: Node) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -63,15 +64,13 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
     check_converts_on(deployment.name, acceleration.precision, device.kind)
     if acceleration.compile:
         keep_compiled_code(deployment)
-    import torch
-
+    torch = _import_torch(deployment, threads)
     # They are filled in below on a GPU, for all forms of the model.
     limits: dict[str, tuple[int, int]] = {}
 
     def run_of(model: TorchModel) -> Run:
         return partial(_run, torch, device.name_in_process, limits, model)
 
-    _prepare(torch, deployment, threads)
     model = open_model(torch, deployment, device)
     is_package = kind_of_torch_file(deployment.path) == "aotinductor"
     on_cuda = device.kind == "cuda"
@@ -129,13 +128,19 @@ def _check_still_answers(deployment: Deployment, run: Run, request: Feeds) -> No
         ) from error
 
 
-def _prepare(torch: Any, deployment: Deployment, threads: int) -> None:
+def _import_torch(deployment: Deployment, threads: int) -> Any:
+    """Import PyTorch, with the settings of the process."""
+    # Idle threads that spin would take the cores of the frontends.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
     torch.set_num_threads(threads)
     allow_tf32(torch, allowed=deployment.acceleration.precision != "fp32")
     if deployment.acceleration.memory_mb is not None and torch.cuda.is_available():
         total_bytes = torch.cuda.get_device_properties(0).total_memory
         share = (deployment.acceleration.memory_mb << 20) / total_bytes
         torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+    return torch
 
 
 def _choose_form(

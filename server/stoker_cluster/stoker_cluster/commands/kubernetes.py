@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stoker_cluster.plan import ClusterPlan
 
 _FAILED: Final = 1
-_TAIL_LINES: Final = 200
 
 
 class _Actions(Protocol):
@@ -86,9 +85,6 @@ def _add_printing_actions(
     kserve.add_argument("--scripts", action="store_true", help="for entry scripts: score.py beside its model")
     kserve.add_argument("--grpc", action="store_true", help="for callers over gRPC instead of HTTP")
 
-    text = "print a Job whose pods score the rows of files, each a part of them"
-    _add_job_options(_add_action(actions, "job", text, _job, more="No cluster is needed."))
-
     text = "print the Dockerfile of an image with the models and their packages in it"
     more = "Its build context is the folder that PATH is relative to, or that of FILE."
     dockerfile = _add_action(actions, "dockerfile", text, _dockerfile, [models], more)
@@ -98,23 +94,6 @@ def _add_printing_actions(
     dockerfile.add_argument(
         "--environment", type=Path, metavar="FILE", help="conda file or requirements file of the models"
     )
-
-
-def _add_job_options(parser: argparse.ArgumentParser) -> None:
-    from stoker.settings.loading import add_setting_options
-    from stoker_cluster.plan import JobPlan
-
-    parser.add_argument("model", metavar="MODEL", help="the model, relative to /models in the pod")
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="PATH", help="files and folders with rows, in the claim"
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="PATH", help="the folder of the answers, in the claim"
-    )
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="OPTION", help="a further option of stoker offline"
-    )
-    add_setting_options(parser.add_argument_group("plan"), JobPlan)
 
 
 def _add_plan_actions(actions: _Actions, parents: Sequence[argparse.ArgumentParser]) -> None:
@@ -128,8 +107,6 @@ def _add_plan_actions(actions: _Actions, parents: Sequence[argparse.ArgumentPars
     apply.add_argument(
         "--wait-s", type=float, metavar="S", help="time limit of the wait (default: the cluster's own)"
     )
-    text = "print what apply would change; exit code 1 if there is anything"
-    _add_action(actions, "diff", text, _diff, parents)
 
 
 def _add_service_actions(actions: _Actions, context: argparse.ArgumentParser) -> None:
@@ -142,18 +119,6 @@ def _add_service_actions(actions: _Actions, context: argparse.ArgumentParser) ->
     _add_action(actions, "delete", "delete all objects of a service, with its keys", _delete, [service])
     text = "print the status of a service and its pods; exit code 1 unless all can score"
     _add_action(actions, "status", text, _status, [service])
-    logs = _add_action(actions, "logs", "print the logs of the pods of a service", _logs, [service])
-    logs.add_argument(
-        "--lines",
-        type=int,
-        default=_TAIL_LINES,
-        metavar="N",
-        help=f"last lines of each (default {_TAIL_LINES})",
-    )
-    logs.add_argument("--follow", action="store_true", help="continue with new lines of its first pod")
-    text = "forward a port of this machine to the pods of a service"
-    forward = _add_action(actions, "forward", text, _forward, [service])
-    forward.add_argument("--port", type=int, default=0, metavar="PORT", help="the port (default: a free one)")
     text = "print the keys of a service, or replace one in all of its pods"
     keys = _add_action(actions, "keys", text, _keys, [service])
     keys.add_argument("slot", nargs="?", choices=["primary", "secondary"], help="print this key only")
@@ -175,8 +140,6 @@ def _add_service_actions(actions: _Actions, context: argparse.ArgumentParser) ->
         help="new percentages; those of other versions stay, and the default version gets the rest up to 100",
     )
     canary.add_argument("--default-version", metavar="VERSION", help="another default version")
-    text = "print what a cluster offers to services, and what the account may do"
-    _add_action(actions, "check", text, _check, [place])
 
 
 def _add_action(
@@ -239,24 +202,6 @@ def _kserve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _job(args: argparse.Namespace) -> int:
-    from stoker.settings.readers import read_settings, settings_of
-    from stoker_cluster.objects.job import job
-    from stoker_cluster.plan import JobPlan
-    from stoker_cluster.render import as_yaml
-
-    given = {name: getattr(args, name) for name in settings_of(JobPlan) if hasattr(args, name)}
-    plan = JobPlan(
-        **read_settings(JobPlan, given, "command line"),
-        model=args.model,
-        inputs=tuple(args.input),
-        output=args.output,
-        options=tuple(args.option),
-    )
-    sys.stdout.write(as_yaml(job(plan)))
-    return 0
-
-
 def _dockerfile(args: argparse.Namespace) -> int:
     from stoker_cluster.options import listed_models
     from stoker_cluster.render import dockerfile
@@ -269,7 +214,8 @@ def _dockerfile(args: argparse.Namespace) -> int:
 
 def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Path) -> list[str]:
     """Return the arguments of pip: options and packages of the environment files, each once."""
-    from stoker.environments.files import find_environment, read_environment
+    from stoker.environments.files import read_environment
+    from stoker.environments.location import find_environment
 
     files = []
     for model in models:
@@ -311,16 +257,6 @@ def _apply(args: argparse.Namespace) -> int:
     return 0 if status.state == "Healthy" else _FAILED
 
 
-def _diff(args: argparse.Namespace) -> int:
-    from stoker_cluster.applying import difference
-    from stoker_cluster.options import plan_from
-
-    plan = plan_from(vars(args), args.path, args.config, args.deployment_config)
-    text = difference(_cluster(args), plan)
-    sys.stdout.write(text)
-    return _FAILED if text else 0
-
-
 def _delete(args: argparse.Namespace) -> int:
     from stoker_cluster.applying import delete
     from stoker_cluster.errors import ClusterError
@@ -354,14 +290,6 @@ def _of_pod(pod: Mapping[str, Any]) -> str:
     return f"{pod['metadata']['name']}  {word:<9}  {node}  {image}"
 
 
-def _logs(args: argparse.Namespace) -> int:
-    for pod, line in _service(args).logs(args.lines, follow=args.follow):
-        sys.stdout.write(f"{escaped(f'{pod}  {line}')}\n")
-        if args.follow:
-            sys.stdout.flush()
-    return 0
-
-
 def _keys(args: argparse.Namespace) -> int:
     from stoker.errors import InvalidSettings
 
@@ -381,26 +309,6 @@ def _keys(args: argparse.Namespace) -> int:
     for pod, trouble in unshown.items():
         note(f"the pod {pod} may still take the key of before: {trouble}")
     return _FAILED if unshown else 0
-
-
-def _forward(args: argparse.Namespace) -> int:
-    from stoker_cluster.forwarding import forwarding
-
-    cluster = _cluster(args)
-    with forwarding(cluster, _service(args, cluster), args.port, note) as port:
-        sys.stdout.write(f"http://127.0.0.1:{port}/api/v1/service/{args.name}/score until Ctrl-C\n")
-        sys.stdout.flush()
-        signal.pause()
-    return 0
-
-
-def _check(args: argparse.Namespace) -> int:
-    from stoker_cluster.survey import survey
-
-    cluster = _cluster(args)
-    for line in survey(cluster, args.namespace or cluster.namespace):
-        sys.stdout.write(f"{escaped(line)}\n")
-    return 0
 
 
 def _canary(args: argparse.Namespace) -> int:

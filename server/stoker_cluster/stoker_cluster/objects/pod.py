@@ -55,7 +55,7 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
         runtimeClassName=plan.runtime_class,
         imagePullSecrets=pull_secrets(plan),
         nodeSelector=dict(plan.node_selector or {}),
-        tolerations=tolerations(plan.tolerations, gpus=plan.gpu_count > 0),
+        tolerations=_tolerations(plan),
         topologySpreadConstraints=[
             spread(selector(plan), key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
         ],
@@ -122,17 +122,17 @@ def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def _resources(plan: ClusterPlan) -> dict[str, Any]:
-    limits = resource_amounts(plan.cpu_cores_limit, plan.memory_gb_limit)
+    limits = _resource_amounts(plan.cpu_cores_limit, plan.memory_gb_limit)
     if plan.gpu_count and plan.dra is None:
         limits[plan.gpu_name] = plan.gpu_count
     return filled(
-        requests=resource_amounts(plan.cpu_cores, plan.memory_gb),
+        requests=_resource_amounts(plan.cpu_cores, plan.memory_gb),
         limits=limits,
         claims=[{"name": "gpu"}] if plan.dra else None,
     )
 
 
-def resource_amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[str, Any]:
+def _resource_amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[str, Any]:
     """Return cores and memory as requests or limits have them."""
     return filled(
         cpu=None if cpu_cores is None else thousandths(cpu_cores),
@@ -140,9 +140,10 @@ def resource_amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[s
     )
 
 
-def tolerations(taints: Sequence[str], *, gpus: bool) -> list[dict[str, Any]]:
-    """Return tolerations of taints NAME[=VALUE][:EFFECT], and of that which keeps other pods from nodes with GPUs."""
-    return [_toleration(taint) for taint in dict.fromkeys([*(["nvidia.com/gpu"] if gpus else []), *taints])]
+def _tolerations(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Tolerate the taints of the plan, and the one that keeps other pods from nodes with GPUs."""
+    of_gpus = ["nvidia.com/gpu"] if plan.gpu_count else []
+    return [_toleration(taint) for taint in dict.fromkeys([*of_gpus, *plan.tolerations])]
 
 
 def _toleration(taint: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from stoker.gateway.describing.swagger import Naming, describe
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.service_facts import ServiceFacts
 from stoker.script_form import ScriptForm
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 PREFIX = "/api/v1/service/digits"
 SCORE = f"{PREFIX}/score"
@@ -100,7 +100,11 @@ def test_several_inputs_and_outputs_are_described_by_name() -> None:
     data = {"type": "object", "properties": {"image": image, "kind": kind}, "required": ["image", "kind"]}
     assert found["ServiceInput"] == {"type": "object", "properties": {"data": data}, "required": ["data"]}
     p, ok = rows({"type": "number", "format": "float32"}, 10), rows({"type": "boolean", "format": "bool"})
-    assert found["ServiceOutput"] == {"type": "object", "properties": {"p": p, "ok": ok}}
+    assert found["ServiceOutput"] == {
+        "type": "object",
+        "properties": {"p": p, "ok": ok},
+        "required": ["p", "ok"],
+    }
 
 
 def test_one_input_and_one_output_are_lists_of_rows() -> None:
@@ -108,6 +112,19 @@ def test_one_input_and_one_output_are_lists_of_rows() -> None:
     found = schemas(Signature((TensorSpec("x", "uint8", (4,)),), (TensorSpec("y", "float64", ()),)))
     assert found["ServiceInput"]["properties"]["data"] == rows({"type": "integer", "format": "uint8"}, 4)
     assert found["ServiceOutput"] == rows({"type": "number", "format": "float64"})
+
+
+def test_tensors_of_free_sizes_are_described() -> None:
+    """Free sizes have no bounds, and a tensor of any rank has no form."""
+    tensors = ModelTensors(
+        (TensorInfo("x", "int8", (-1, 2)), TensorInfo("any", "float32", (), any_rank=True)),
+        (TensorInfo("y", "string", (-1,)),),
+        batched=True,
+    )
+    found = schemas(Signature((), (), takes="tensors", tensors=tensors))
+    data = found["ServiceInput"]["properties"]["data"]
+    assert data["properties"] == {"x": rows({"type": "integer", "format": "int8"}, 2), "any": {}}
+    assert found["ServiceOutput"] == {"type": "array", "items": {"type": "string", "format": "string"}}
 
 
 @pytest.mark.parametrize("signature", [BODIES, None], ids=str)

@@ -20,6 +20,7 @@ from stoker.device.loading import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.runtimes.onnx.loading import load_onnx
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_tensor
@@ -102,6 +103,25 @@ def test_a_dynamic_batch_axis_is_served(tmp_path: Path, batch: str | None) -> No
         data = np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)
         (output,) = loaded.run([data])
         assert output.tolist() == (-data).tolist()
+
+
+@pytest.mark.parametrize(("short_s", "threads", "opened"), [(60.0, 4, [4, 1]), (0.0, 4, [4]), (60.0, 1, [1])])
+def test_model_of_short_batches_has_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_s: float, threads: int, opened: list[int]
+) -> None:
+    """Handing an operation to other threads costs it more than they save; others have all threads."""
+    path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["rows", 2]), ("y", FLOAT, ["rows", 2]))
+    found, real = [], OnnxSessions.open
+
+    def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
+        found.append(sessions.threads)
+        return real(sessions)
+
+    monkeypatch.setattr("stoker.runtimes.onnx.loading._SHORT_S", short_s)
+    monkeypatch.setattr(OnnxSessions, "open", open_session)
+    loaded = load_onnx(deployment(path), CPU, threads)
+    assert found == opened
+    assert loaded.run([np.ones((1, 2), np.float32)])[0].tolist() == [[-1, -1]]
 
 
 def test_inputs_and_outputs_keep_their_order_and_dtypes(tmp_path: Path) -> None:

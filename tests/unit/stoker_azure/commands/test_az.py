@@ -168,7 +168,7 @@ def test_unsupported_az_command_names_the_supported_ones(
         ("online-deployment create -n blue -f blue.yml --all-traffic", "stoker serve --deployment blue.yml"),
         ("online-endpoint create --file e.yml", "stoker serve --endpoint e.yml --deployment DEPLOYMENT.yml"),
         ("online-endpoint invoke -n e -r request.json", "stoker score --file REQUEST.json"),
-        ("online-deployment get-logs -n blue", "stoker logs"),
+        ("online-deployment show -n blue", "stoker status"),
     ],
 )
 def test_lines_that_serve_name_the_command_with_its_file(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +37,18 @@ def test_a_service_is_applied_and_looked_after(api: PuppetApi, capsys: pytest.Ca
     whole(api)
     assert main(["kubernetes", "apply", *PLAN]) == 0
     assert capsys.readouterr().err.endswith("digits: 1 of 1 pod can score\n")
-    assert main(["kubernetes", "diff", *PLAN, "--grpc"]) == 1
     metadata = {"labels": {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}}
     spec = {"containers": [{"image": "stoker:1"}]}
     status = {"containerStatuses": [{"state": {"running": {}}}]}
     api.put("Pod", "digits-1", metadata=metadata, spec=spec, status=status)
-    api.logs = {"digits-1": "begun\n"}
     capsys.readouterr()
     assert main(["kubernetes", "status", "digits"]) == 0
-    assert main(["kubernetes", "logs", "digits"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "digits is Healthy: 1 of 1 pod can score",
         "  digits-1  starts     no node  stoker:1",
-        "digits-1  begun",
     ]
     assert main(["kubernetes", "keys", "digits", "--regenerate"]) == 2
     assert main(["kubernetes", "keys", "digits", "primary", "--key", "-"]) == 2
-    assert main(["kubernetes", "check"]) == 0
     assert main(["kubernetes", "delete", "digits"]) == 0
     assert main(["kubernetes", "delete", "digits"]) == 2
 
@@ -73,28 +66,6 @@ def test_ctrl_c_ends_waiting(
     assert capsys.readouterr().err.endswith(
         "digits goes on without being waited for; see stoker kubernetes status digits\n"
     )
-
-
-def test_a_port_leads_to_the_pods_until_a_signal(
-    api: PuppetApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The line that is printed has the address to score at."""
-    labels = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    api.put("Pod", "digits-1", metadata={"labels": labels}, status=ready)
-    api.metrics = {"digits-1": ["scored"]}
-    answers: list[bytes] = []
-
-    def call() -> None:
-        address, _, rest = capsys.readouterr().out.partition("/api/v1/service/digits/score ")
-        assert rest == "until Ctrl-C\n"
-        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 30) as caller:
-            answers.append(caller.recv(999))
-        api.close()
-
-    monkeypatch.setattr(signal, "pause", call)
-    assert main(["kubernetes", "forward", "digits"]) == 0
-    assert answers[0].endswith(b"\r\n\r\nscored")
 
 
 def test_keys_are_printed_and_replaced(

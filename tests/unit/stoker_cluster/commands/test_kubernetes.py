@@ -32,7 +32,7 @@ def test_a_plan_that_cannot_be_prints_nothing(capsys: pytest.CaptureFixture[str]
     )
 
 
-@pytest.mark.parametrize("action", ["render", "kserve", "job", "dockerfile"])
+@pytest.mark.parametrize("action", ["render", "kserve", "dockerfile"])
 def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The help of each action lists its options."""
     with pytest.raises(SystemExit):
@@ -60,13 +60,6 @@ def test_kserve_runtimes_for_scripts_and_grpc_differ(capsys: pytest.CaptureFixtu
         ["grpc-v2"],
         True,
     )
-
-
-def test_job_without_a_claim_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the missing option."""
-    command = ["kubernetes", "job", "m.onnx", "--input", "in", "--output", "out", "--name", "night"]
-    assert cli.main([*command, "--image", "stoker:1"]) == 2
-    assert capsys.readouterr().err == "stoker kubernetes: the Job has no data; give it with --data\n"
 
 
 def test_the_dockerfile_has_the_packages_beside_a_script(

@@ -97,8 +97,6 @@ def test_an_empty_list_says_why_it_is_empty(workspace: Workspace, capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         main(["runs", "list", "--limit", "-1"])
     assert "argument --limit: must be a whole number between 0" in capsys.readouterr().err
-    assert main(["runs", "adopt"]) == 0
-    assert capsys.readouterr().err == "no run has lost its runner\n"
     assert main(["experiments", "archive", "e"]) == 0
     assert main(["runs", "list"]) == 0
     assert capsys.readouterr().err == "1 run of archived experiments: --all shows more\n"
@@ -172,9 +170,7 @@ def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["state"]["error"]["code"] == "ScriptFailed"
 
 
-def test_lists_are_shown(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lists_are_shown(workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Values of `log_list`, `log_row` and `log_table` are in the page of the run, in lists and in pictures."""
     folder = make(workspace, 1)
     recorder = Recorder(folder.attempt(1), folder.path)
@@ -189,9 +185,10 @@ def test_lists_are_shown(
     assert main(["az", "ml", "history", "list", "--output", "json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["fib"], run["scores.f1"]) == (29, 0.25)
-    monkeypatch.setattr("stoker_runs.records.exports.import_pyplot", lambda: pytest.fail("drawn"))
-    with pytest.raises(pytest.fail.Exception, match="drawn"):
-        main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
+    picture = tmp_path / "fib.png"
+    assert main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["runs", "plot", "@latest", "--output", str(tmp_path / "fib.none")]) == 2
 
 
 def test_texts_of_a_run_are_printed_without_control_characters(
@@ -211,7 +208,6 @@ def test_texts_of_a_run_are_printed_without_control_characters(
         ["runs", "show", "@latest"],
         ["runs", "files", "@latest"],
         ["runs", "tag", "@latest", "b=c"],
-        ["experiments", "show", "e"],
     ):
         assert main(command) == 0, command
         printed = capsys.readouterr()
@@ -229,7 +225,7 @@ def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.C
 def test_commands_work_on_runs_by_name(
     workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands wait for, tag, download, compare, index and delete runs by name."""
+    """Commands wait for, tag, download, compare and delete runs by name."""
     monkeypatch.chdir(tmp_path)
     one, two = make(workspace, 1), make(workspace, 2, Status.FAILED)
     assert main(["runs", "wait", one.id]) == 0
@@ -245,11 +241,7 @@ def test_commands_work_on_runs_by_name(
     assert "ScriptFailed" in capsys.readouterr().out
     assert main(["runs", "cancel", one.id]) == 0
     assert "Completed already" in capsys.readouterr().err
-    assert main(["runs", "reindex"]) == 0
-    assert capsys.readouterr().out == "2 runs\n"
     assert main(["experiments", "list"]) == 0
-    assert main(["experiments", "show", "e"]) == 0
-    assert "metrics: accuracy" in capsys.readouterr().out
     assert main(["experiments", "archive", "e"]) == 0
     assert (main(["runs", "list"]), main(["experiments", "list"])) == (0, 0)
     assert one.id not in (hidden := capsys.readouterr()).out
@@ -278,7 +270,6 @@ def test_commands_work_on_runs_by_name(
         (["runs", "download", "@latest", "nothing"], "has no file that begins with 'nothing'"),
         (["runs", "tag", "@latest", "x"], "expected KEY=VALUE"),
         (["runs", "rerun", "@latest"], "has no snapshot any more"),
-        (["experiments", "show", "none"], "there are: e"),
         (["experiments", "archive", "none"], "there are: e"),
         (["targets", "check", "locl"], "did you mean local"),
         (
@@ -372,7 +363,6 @@ def test_runs_that_go_on_are_cancelled_and_not_deleted(
     """One by its id or all at once; their runners find the time they have to end."""
     going_on = [make(workspace, number, Status.RUNNING) for number in (1, 2)]
     make(workspace, 3)
-    assert main(["runs", "reindex"]) == 0
     assert main(["runs", "delete", "@latest", going_on[0].id]) == 2
     assert f"{going_on[0].id} is Running; cancel it first" in capsys.readouterr().err
     assert main(["runs", "cancel", "--all", "--grace", "5s"]) == 0

@@ -9,6 +9,7 @@ import pytest
 from tests.puppets import BODIES, ROWS
 from tests.unit.supervisor.replicas.stage import WIDER, model
 
+from stoker.control.device_messages import Loaded
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
@@ -101,9 +102,7 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
         replicas.join(formed)
 
     def add(group: Any, signature: Signature, device: str) -> int:
-        return replicas.add(
-            group, digits.number, signature, device, load_s=1, warm_up_s=2, max_batch_rows=8
-        ).generation
+        return replicas.add(group, Loaded(digits.number, signature, 1, 2, 8), device).generation
 
     add(first, ROWS, "cpu")
     with pytest.raises(LoadFailed) as refused:
@@ -127,7 +126,7 @@ def test_replicas_may_batch_differently() -> None:
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
-        replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)
+        replicas.add(group_, Loaded(0, replace(BODIES, script=form), 0, 0, 8), "cpu")
     assert replicas.is_complete(script)
 
 
@@ -140,5 +139,5 @@ def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
         replicas.join(formed)
     for group_, companions in zip(groups, (20, 30), strict=True):
         tried = replace(ROWS, isolation=RowIsolation(True, "tested", f"{companions} companions", companions))
-        replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)
+        replicas.add(group_, Loaded(0, tried, 0, 0, 8), "cpu")
     assert replicas.is_complete(digits)
