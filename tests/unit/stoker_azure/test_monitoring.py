@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
 from stoker.collecting.sampling import is_sampled
 from stoker.settings.collection import CollectionSettings
-from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker_azure import monitoring
 from stoker_azure.monitoring import BasicCorrelationContext, Collector, ModelDataCollector

@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 import simdjson
 
-from stoker.collecting.sampling import is_sampled
-from stoker.settings.collection import CollectionSettings
 from stoker.collecting.record_files import RecordFiles
+from stoker.collecting.sampling import is_sampled
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.background_writer import BackgroundWriter
 from stoker.metrics.counters import ModelMetrics
+from stoker.settings.collection import CollectionSettings
 
 logger = logging.getLogger(__name__)
 
