@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker.collecting.collection import is_sampled
 from stoker.collecting.model_data import ModelData, Series, model_data
+from stoker.settings.collection import is_sampled
 from stoker.system.logs import SELF_CHECK, current_request_ids
 
 __all__ = [

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.settings.choices import WORDS, Acceleration, Adjustments, Admission, Late, NonFinite, Tier
+from stoker.settings.collection import CollectionSettings
 from stoker.settings.image_input import ImageInput
 from stoker.settings.model_limits import ModelLimit
 from stoker.settings.readers import DEVICE_SEPARATOR

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.collecting.record_files import make_room, new_file
+from stoker.settings.collection import CollectionSettings
 from stoker.system.durable import private_folder, write_all
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from stoker.collecting.collection import RecordFormat
+from stoker.settings.collection import RecordFormat
 from stoker.system.durable import private_folder, write_all
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
 from stoker.environments.location import locate_environment
 from stoker.errors import InvalidSettings, OperatorError
@@ -39,6 +38,7 @@ from stoker.models.tokenizers import find_text_input
 from stoker.models.way_choice import choose_here
 from stoker.models.way_measuring import Bench
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
+from stoker.settings.collection import CollectionSettings
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.model_limits import find_limit

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.collecting.collection import CollectionSettings, read_collection
 from stoker.settings.choices import (
     EXECUTIONS,
     TIERS,
@@ -22,6 +21,7 @@ from stoker.settings.choices import (
     Provider,
     Tier,
 )
+from stoker.settings.collection import CollectionSettings, read_collection
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.readers import (
     choice_of,

@@ -7,9 +7,9 @@ from typing import Any
 from tests.collected_records import last_records
 from tests.puppets import metric_memory
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.scoring.collector import Collector
+from stoker.settings.collection import CollectionSettings
 
 NOON_S = datetime(2026, 3, 1, 12, 34, 56, 789000, UTC).timestamp()
 HOUR_S = 3600

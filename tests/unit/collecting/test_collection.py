@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stoker.collecting.collection import CollectionSettings, read_collection
+from stoker.settings.collection import CollectionSettings, read_collection
 
 
 def test_true_collects_all_inputs_and_outputs() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.models import deployments
 from stoker.models.deployments import resolve
 from stoker.models.repository import Repository
+from stoker.settings.collection import CollectionSettings
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
+from stoker.settings.collection import CollectionSettings, is_sampled
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker_azure import monitoring
 from stoker_azure.monitoring import BasicCorrelationContext, Collector, ModelDataCollector

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 import simdjson
 
-from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.background_writer import BackgroundWriter
 from stoker.metrics.counters import ModelMetrics
+from stoker.settings.collection import CollectionSettings, is_sampled
 
 logger = logging.getLogger(__name__)
 

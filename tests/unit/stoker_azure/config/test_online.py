@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.collecting.collection import CollectionSettings
 from stoker.commands.serve import add_arguments, serve_settings
 from stoker.errors import InvalidSettings
+from stoker.settings.collection import CollectionSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint, keys_owner
 from stoker_azure.config import OnlineDeployment, OnlineEndpoint
