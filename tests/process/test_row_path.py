@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.row_path import row_path
 
 PAGE = Path(__file__).parents[2] / "server" / "docs" / "life-of-a-request.md"
-MOST_MODULES = 30
+MOST_MODULES = 32
 
 
 def test_the_life_of_a_request_names_each_module_that_a_row_passes() -> None:

@@ -34,10 +34,10 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "submit": "run a training script on a compute target and follow it",
         "tune": "run a training script with many parameters, and find the best ones",
         "runs": "list, show, follow, cancel, compare and draw training runs, and get their files",
-        "experiments": "list, show and archive experiments",
+        "experiments": "list and archive experiments",
         "stores": "list and add data stores, and copy files to them and from them",
         "datasets": "give data names and versions, list and show them",
-        "targets": "create, attach, list, show, check, prepare, prune and detach compute targets",
+        "targets": "create, attach, list, show, check, prepare and detach compute targets",
     },
     "Cluster": {
         "kubernetes": "write and apply the objects of a service in a Kubernetes cluster, and operate it there",

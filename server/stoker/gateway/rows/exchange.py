@@ -313,7 +313,13 @@ class ArenaExchange(SlicingExchange):
                 logger.error("the device handed back row %d, which nobody had queued", number)
             elif ticket.rows_left > 1:
                 ticket.rows_left -= 1
-            elif ticket.rows == 1 and ticket.is_open and ticket.joins and not outcome[number]:
+            elif (
+                len(numbers) > 1
+                and ticket.rows == 1
+                and ticket.is_open
+                and ticket.joins
+                and not outcome[number]
+            ):
                 together.append(ticket)
             else:
                 self._finish(ticket)
