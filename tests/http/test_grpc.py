@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import queue
 import signal
@@ -520,14 +521,11 @@ def test_kept_answers_are_the_same_bytes_by_all_protocols(
         ("Inference-Header-Content-Length", str(len(head))),
         ("Content-Type", "application/octet-stream"),
     ]
-    raw = [
-        ("Content-Type", "application/octet-stream"),
-        ("X-Stoker-Shape", "2,4"),
-        ("X-Stoker-Dtype", "float32"),
-    ]
+    npy = io.BytesIO()
+    np.save(npy, ROWS)
     requests: list[tuple[str, bytes, list[tuple[str, str]]]] = [
         ("/api/v1/service/{}/score", rows_body(*data), []),
-        ("/api/v1/service/{}/score", ROWS.tobytes(), raw),
+        ("/api/v1/service/{}/score", npy.getvalue(), [("Content-Type", "application/x-npy")]),
         ("/v2/models/{}/infer", as_json, []),
         ("/v2/models/{}/infer", head + ROWS.tobytes(), binary),
         ("/v1/models/{}:predict", json.dumps({"instances": data}).encode(), []),

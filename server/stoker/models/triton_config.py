@@ -18,7 +18,7 @@ from stoker.models.triton_sequences import sequence_settings
 from stoker.models.triton_tensors import read_tensor
 from stoker.models.triton_warm_up import read_warm_up
 from stoker.settings.model import ModelSettings, model_settings
-from stoker.wire.oip_tensors import TRITON_DTYPES
+from stoker.wire.datatypes import TRITON_DTYPES
 
 CONFIG_FILE: Final = "config.pbtxt"
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.deployment import DeclaredTensor
 from stoker.models.pbtxt_fields import Fields, InvalidField
-from stoker.wire.oip_tensors import TRITON_DTYPES
+from stoker.wire.datatypes import TRITON_DTYPES
 
 _NO_ITERATIONS: Final = "is not offered: a model that goes on by itself is a score.py whose run yields"
 _KINDS: Final = {

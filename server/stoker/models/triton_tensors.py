@@ -10,7 +10,7 @@ from typing import Final
 from stoker.deployment import DeclaredTensor
 from stoker.models.pbtxt_fields import Fields, InvalidField
 from stoker.system.durable import read_regular
-from stoker.wire.oip_tensors import TRITON_DTYPES
+from stoker.wire.datatypes import TRITON_DTYPES
 
 _MOST_ELEMENTS: Final = (1 << 31) - 1
 _REFUSED_OF_TENSORS: Final = {

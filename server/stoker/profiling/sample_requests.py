@@ -19,7 +19,7 @@ from stoker.samples.sample import find_sample_feeds, first_rows
 from stoker.samples.text_sample import sample_texts
 from stoker.scripts.script_sample import find_sample
 from stoker.tensors import Signature, number_kind
-from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.packed import pack
 from stoker.wire.texts import TEXT
 from stoker_client import tensors as client

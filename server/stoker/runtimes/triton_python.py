@@ -35,7 +35,7 @@ from stoker.scripts.imports import PROVIDED_FOR_TRITON
 from stoker.scripts.server_calls import CALLERS, on_behalf_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_tensors import TRITON_DTYPES
+from stoker.wire.datatypes import TRITON_DTYPES
 from stoker.wire.packed import FACTS, pack, unpack
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from stoker.settings.files import MOST_SAMPLE_BYTES, read_sample_file
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.images import ImageReader
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.oip_requests import decode_inputs
-from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict
 

@@ -19,7 +19,8 @@ from stoker.errors import LoadFailed, RequestError
 from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, number_kind
-from stoker.wire.oip_tensors import TRITON_DTYPES, from_raw
+from stoker.wire.datatypes import TRITON_DTYPES
+from stoker.wire.oip_tensors import from_raw
 from stoker.wire.protobuf import MalformedMessage
 from stoker.wire.protobuf_message import Message
 

@@ -18,7 +18,8 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from stoker.wire.oip_tensors import DATATYPES, datatype_of
+from stoker.wire.datatypes import DATATYPES
+from stoker.wire.oip_tensors import datatype_of
 from stoker.wire.packed import join_strings, split_strings
 
 CALLERS: Final = "stoker_callers"

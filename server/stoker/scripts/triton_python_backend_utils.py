@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from stoker.scripts.server_calls import CallFailed, call_model, is_ready
-from stoker.wire.oip_tensors import TRITON_DTYPES
+from stoker.wire.datatypes import TRITON_DTYPES
 
 TRITON_STRING_TO_NUMPY: Final[dict[str, Any]] = {
     name: np.object_ if dtype == "string" else np.dtype(dtype).type

@@ -14,29 +14,8 @@ import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody, cut, quoted
 from stoker.tensors import ModelTensors, TensorInfo, number_kind
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
-
-DATATYPES: Final = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": "BYTES",
-}
-"""The protocol's name of each dtype."""
-TRITON_DTYPES: Final = {
-    f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}": dtype for dtype, datatype in DATATYPES.items()
-}
-"""The dtypes by their names in Triton's configurations."""
 
 _BY_DTYPE: Final = {
     np.dtype(object if name == "string" else name): datatype

@@ -13,10 +13,10 @@ from tests.puppets import STEADY, numbers
 from stoker.errors import InvalidInput, MalformedBody, RequestError
 from stoker.sequence_steps import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 from stoker.wire.oip_requests import tier as read_tier
 from stoker.wire.oip_responses import classify, encode_infer
-from stoker.wire.oip_tensors import DATATYPES
 
 X = TensorInfo("x", "float32", (-1, 2))
 IDS = TensorInfo("ids", "int64", (-1,))

@@ -25,7 +25,7 @@ from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
-from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from stoker.errors import NotReady
 from stoker.gateway.pipelines.service import PipelineService
 from stoker.sequence_steps import TEXT_IDS
 from stoker.settings.readers import DEVICE_SEPARATOR
-from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.script_tensors import PIECE_TENSORS
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from stoker.gateway.protocols.endpoint import ScoringRequest
 from stoker.gateway.protocols.pieces import piecewise
 from stoker.gateway.regions.regions import OutputRegions
 from stoker.gateway.scoring.call_options import CallOptions
-from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
+from stoker.wire.datatypes import DATATYPES
+from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.script_requests import RequestHead
 from stoker.wire.script_tensors import body_of, outputs_of, tensors_like
 

@@ -14,6 +14,7 @@ from stoker.gateway.grpc.contents import missing_data, read_typed
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.rows.ticket import Rows
 from stoker.tensors import ModelTensors, TensorInfo
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.oip_requests import (
     InferRequest,
     WantedOutput,
@@ -27,7 +28,6 @@ from stoker.wire.oip_requests import (
     timeout_ns,
 )
 from stoker.wire.oip_tensors import (
-    DATATYPES,
     MAX_AXES,
     RegionReader,
     as_sent,

@@ -37,7 +37,7 @@ from stoker.gateway.protocols.shared_memory import (
 )
 from stoker.gateway.scoring.service import Service
 from stoker.settings.versions import ON_DEMAND
-from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from starlette.types import Scope

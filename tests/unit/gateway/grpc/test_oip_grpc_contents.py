@@ -19,8 +19,9 @@ from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter
 from stoker.sequence_steps import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
+from stoker.wire.datatypes import DATATYPES
 from stoker.wire.oip_requests import InferRequest, WantedOutput
-from stoker.wire.oip_tensors import DATATYPES, from_raw, to_raw
+from stoker.wire.oip_tensors import from_raw, to_raw
 
 X = TensorInfo("x", "float32", (-1, 2))
 IDS = TensorInfo("ids", "int64", (-1,))
