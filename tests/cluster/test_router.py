@@ -16,7 +16,7 @@ from tests.cluster.readiness import await_ready
 from stoker.cli import main
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster, Reference
-from stoker_cluster.applying import apply, delete, difference
+from stoker_cluster.applying import apply, delete
 from stoker_cluster.canary import set_shares
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.endpoints import EndpointSlices
@@ -100,7 +100,7 @@ def test_a_canary_gets_its_share_and_becomes_the_default(
 
 
 def test_another_image_of_the_pods_is_no_other_router(cluster: Cluster, namespace: str) -> None:
-    """It keeps the one that it has until it is given another one itself; the comparison says so too."""
+    """It keeps the one that it has until it is given another one itself."""
 
     def template() -> dict[str, Any]:
         found = cluster.find(Reference("apps/v1", "Deployment", namespace, "digits-router"))
@@ -111,8 +111,6 @@ def test_another_image_of_the_pods_is_no_other_router(cluster: Cluster, namespac
     list(apply(cluster, digits(namespace, router=True)))
     before = template()
     new = digits(namespace, router=True, image="stoker:2")
-    changed = difference(cluster, new)
-    assert ("+++ Deployment/digits\n" in changed, "Deployment/digits-router" in changed) == (True, False)
     list(apply(cluster, new))
     assert template() == before
     list(apply(cluster, digits(namespace, router=True, image="stoker:2", router_image="stoker:3")))
