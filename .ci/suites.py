@@ -170,8 +170,10 @@ def run_command(command: Sequence[str], folder: Path, log: int) -> Result:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             os.write(log, f"{' '.join(command)} was ended: it took more than {LIMIT_S} s\n".encode())
-            return Result(False, time.monotonic() - begun_s, None)
-    return Result(passed, time.monotonic() - begun_s, float(processor_time.read_text()))
+            passed = False
+    # There is no file if the program that measures was ended.
+    processor_s = float(processor_time.read_text()) if processor_time.exists() else None
+    return Result(passed, time.monotonic() - begun_s, processor_s)
 
 
 def run_in_parallel(suites: Sequence[Suite], keys: dict[str, str], results: Results) -> None:

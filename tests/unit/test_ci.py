@@ -193,3 +193,10 @@ def test_processor_time_of_a_suite_includes_that_of_orphans(tmp_path: Path, stat
         result = suites.run_command(["sh", "-c", script, sys.executable], tmp_path, log.fileno())
     assert result.passed == (status == 0)
     assert result.processor_s >= 0.5
+
+
+def test_a_suite_fails_if_the_program_that_measures_it_is_killed(tmp_path: Path) -> None:
+    """The kernel may do so for lack of memory: the failure is not lost with the measurement."""
+    with (tmp_path / "log").open("w") as log:
+        result = suites.run_command(["sh", "-c", "kill -9 $PPID"], tmp_path, log.fileno())
+    assert (result.passed, result.processor_s) == (False, None)
