@@ -13,25 +13,12 @@ from tests.house.code_lines import code_lines_by_place
 from tests.house.decisions import decisions_by_number, linked_decisions
 from tests.house.documentation import count_words
 from tests.house.headings import find_headings
-from tests.house.sources import ROOT, modules, product_modules
+from tests.house.sources import PACKAGES, ROOT, modules, product_modules
 from tests.house.surface import count_commands, count_settings
 from tests.house.words import find_riddles_in_names, find_riddles_in_texts
 from tests.model_path import model_path
 from tests.row_path import row_path
 
-PACKAGES: Final = {
-    "stoker": "server",
-    "stoker_base": "server/stoker_base",
-    "stoker_cluster": "server/stoker_cluster",
-    "stoker_torchserve": "server/stoker_torchserve",
-    "stoker_runs": "runs",
-    "stoker_training": "models",
-    "stoker_azure": "azure-ml",
-    "stoker_client": "clients",
-    "stoker_run": "runs/agent",
-    "stoker_bench": "loadtests",
-}
-"""Each package, and the folder of its distribution."""
 SHORT_LINES: Final = 60
 
 

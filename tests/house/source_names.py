@@ -7,19 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-FOLDERS: Final = (
-    "server",
-    "clients",
-    "runs/agent",
-    "runs",
-    "server/stoker_base",
-    "server/stoker_cluster",
-    "server/stoker_torchserve",
-    "azure-ml",
-    "models",
-    "loadtests",
-)
-"""The folders whose packages the pages name: what pages call `stoker.x.y`, and files below `server/stoker`."""
+from tests.house.sources import PACKAGES
 
 _FILE: Final = re.compile(
     r"`([a-z][\w/.-]*/[\w.-]+\.py|(?:server|clients|runs/stoker_runs|runs/agent|azure-ml|models|loadtests|tests|deploy)/[a-z][\w/.-]*)`"
@@ -29,7 +17,7 @@ _MODULE: Final = re.compile(r"`((?:stoker|stoker_[a-z]+)(?:\.\w+)+)`")
 
 def stale_names(root: Path, pages: Iterable[Path]) -> Iterator[str]:
     """Yield a line for each file, folder, module or member of one that pages name and `root` lacks."""
-    tops = dict.fromkeys(Path(folder).parts[0] for folder in FOLDERS)
+    tops = dict.fromkeys(Path(folder).parts[0] for folder in PACKAGES.values())
     texts = [path.read_text(encoding="utf-8") for top in tops for path in (root / top).rglob("*.py")]
     for page in pages:
         text = (root / page).read_text(encoding="utf-8")
@@ -38,7 +26,7 @@ def stale_names(root: Path, pages: Iterable[Path]) -> Iterator[str]:
                 root,
                 (root / page).parent,
                 root / "server/stoker",
-                *(root / folder for folder in FOLDERS),
+                *(root / folder for folder in PACKAGES.values()),
             )
             if not any((place / name).exists() for place in places):
                 yield f"{page} names {name}, which is not there"
@@ -52,7 +40,7 @@ def stale_names(root: Path, pages: Iterable[Path]) -> Iterator[str]:
 
 def _is_in_module(root: Path, name: str) -> bool:
     """Whether a dotted name is a module, or the beginning of it is one that has a word for the rest."""
-    for folder in FOLDERS:
+    for folder in PACKAGES.values():
         at, parts = root / folder, name.split(".")
         while parts and (at / parts[0]).is_dir():
             at /= parts.pop(0)

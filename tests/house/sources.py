@@ -13,6 +13,19 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = {
+    "stoker": "server",
+    "stoker_base": "server/stoker_base",
+    "stoker_cluster": "server/stoker_cluster",
+    "stoker_torchserve": "server/stoker_torchserve",
+    "stoker_runs": "runs",
+    "stoker_training": "models",
+    "stoker_azure": "azure-ml",
+    "stoker_client": "clients",
+    "stoker_run": "runs/agent",
+    "stoker_bench": "loadtests",
+}
+"""Each package, and the folder of its distribution."""
 
 
 @dataclass(frozen=True)

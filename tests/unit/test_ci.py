@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.house.sources import PACKAGES
 from tests.programs import load_program
 
 ROOT = Path(__file__).parents[2]
@@ -37,15 +38,7 @@ def test_every_target_of_tests_is_a_suite() -> None:
 @cache
 def python_files() -> dict[str, Path]:
     """The files of the repository by the name under which they are imported."""
-    places = (
-        "server",
-        "server/stoker_base",
-        "server/stoker_cluster",
-        "server/stoker_torchserve",
-        "clients",
-        "runs",
-    )
-    roots = sorted((*places, "runs/agent", "azure-ml", "models", "loadtests"), key=len, reverse=True)
+    roots = sorted(PACKAGES.values(), key=len, reverse=True)
     found = {}
     for path in suites.tracked_files():
         # Nobody can import the programs that build the console and the pages.
