@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
-from stoker.settings.readers import choice_of, number_of, read_members, read_switch
+from stoker.settings.readers import choice_of, number_of, optional, read_members, read_switch
 
 Layout = Literal["hwc", "chw"]
 Decoding = Literal["precise", "fast"]
@@ -91,11 +91,11 @@ _POSITIVE: Final = number_of(float, 1e-9, 1e9)
 _READERS: Final = {
     "size": _read_size,
     "channels": _read_channels,
-    "scale": _POSITIVE,
+    "scale": optional(_POSITIVE),
     "mean": _numbers_of(number_of(float, -1e9, 1e9)),
     "std": _numbers_of(_POSITIVE),
     "invert": read_switch,
-    "layout": choice_of(*get_args(Layout)),
+    "layout": optional(choice_of(*get_args(Layout))),
     "decoding": choice_of(*get_args(Decoding)),
 }
 

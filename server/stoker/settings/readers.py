@@ -116,6 +116,11 @@ def read_members(
     return members
 
 
+def optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a reader for which null says, as YAML has it, that there is no value."""
+    return lambda value: None if value is None else read(value)
+
+
 def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
     """Return a reader of numbers from `low` to `high`, as numbers or texts; `kind` is `int` or `float`."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from stoker.settings.choices import ControlKind
-from stoker.settings.readers import choice_of, number_of, read_members, read_path, read_text
+from stoker.settings.readers import choice_of, number_of, optional, read_members, read_path, read_text
 
 _MOST_ELEMENTS: Final = (1 << 31) - 1
 _MOST_AXES: Final = 8
@@ -110,9 +110,9 @@ def _read_dtype(value: Any) -> str:
 _STATE_READERS: Final = {
     "input_name": read_text,
     "output_name": read_text,
-    "dims": _read_sizes,
-    "batch_axis": number_of(int, 0, _MOST_AXES - 1),
-    "initial": read_path,
+    "dims": optional(_read_sizes),
+    "batch_axis": optional(number_of(int, 0, _MOST_AXES - 1)),
+    "initial": optional(read_path),
     "dtype": _read_dtype,
 }
 

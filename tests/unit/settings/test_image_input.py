@@ -26,8 +26,9 @@ def test_text_and_mapping_mean_the_same() -> None:
 
 
 def test_image_settings_have_defaults() -> None:
-    """A size alone means colour images, and JSON holds only the given settings."""
+    """A size alone means colour images, null is no value, and JSON holds only the given settings."""
     assert read_image_input("size=4x6") == COLOUR
+    assert read_image_input({"size": [4, 6], "scale": None, "layout": None}) == COLOUR
     assert GREY.to_json() == {"size": [4, 6], "channels": 1}
     assert (str(GREY), str(COLOUR)) == ("4 × 6 pixels, grey", "4 × 6 pixels, RGB")
 

@@ -13,8 +13,10 @@ STATE = [{"input_name": "h", "output_name": "hn"}]
 
 
 def test_sequence_settings_are_read_with_their_defaults() -> None:
-    """Each key is read, and those left out have their defaults."""
+    """Each key is read, and those left out, or null, have their defaults."""
     assert read_sequence({"state": STATE}) == SequenceSettings((StateTensor("h", "hn"),))
+    nulls = dict.fromkeys(("dims", "batch_axis", "initial"))
+    assert read_sequence({"state": [{**STATE[0], **nulls}]}) == SequenceSettings((StateTensor("h", "hn"),))
     value = {
         "state": [{"input_name": "h", "output_name": "hn", "dims": [2, 64], "batch_axis": 1}],
         "dims": {"x": [512]},
