@@ -157,9 +157,13 @@ class Fleet:
             await self.devices.unload(model)
             raise
 
-    async def joined(self, model: Deployment) -> None:
-        """Wait until every frontend can score with a loaded model: a process of it may be restarting."""
-        await self._joined([model], all_needed=True)
+    async def joined(self, model: Deployment, is_leaving: Callable[[], bool]) -> None:
+        """Wait until every frontend can score with a loaded model: a process of it may be restarting.
+
+        Args:
+            is_leaving: Whether the model is being unloaded, so that its process comes back without it.
+        """
+        await self._joined([model], all_needed=True, is_leaving=is_leaving)
 
     async def sleep(self, model: Deployment) -> None:
         """Unload a model whose service the frontends keep; returns when its processes have unloaded it."""
@@ -211,7 +215,13 @@ class Fleet:
             self._published[route.name] = route
             self.frontends.tell(route)
 
-    async def _joined(self, models: Sequence[Deployment], *, all_needed: bool) -> dict[int, OperatorError]:
+    async def _joined(
+        self,
+        models: Sequence[Deployment],
+        *,
+        all_needed: bool,
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> dict[int, OperatorError]:
         """Wait until all replicas of these models are attached to all frontends; returns those that cannot be."""
         replicas = self.devices.replicas
 
@@ -221,7 +231,7 @@ class Fleet:
 
         def settled() -> bool:
             numbers = failed()
-            if numbers and all_needed:
+            if is_leaving() or (numbers and all_needed):
                 return True
             left = [model for model in models if model.number not in numbers]
             loaded = [replica for model in left for replica in replicas.of(model)]

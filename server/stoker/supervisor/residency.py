@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Final
 
 from stoker.deployment import Deployment
@@ -196,15 +197,14 @@ class Residency:
             await asyncio.wait(tasks)
 
     async def _wake(self, key: Key, load: Load) -> None:
-        if (leaving := self._evictions.get(key)) is not None:
-            await asyncio.wait({leaving})
-        version = self._version(key)
-        deployed = None if version is None else version.served
-        if version is None or deployed is None or not deployed.on_demand:
-            raise UnknownService(f"'{cut(key[0])}' version {key[1]} is not served")
-        if version.status.residence == "loaded":
-            await self._fleet.joined(deployed)
-            return
+        version, deployed = await self._find_settled(key)
+        while version.status.residence == "loaded":
+            # A process of it may be restarting, and it may be chosen to leave before it is back.
+            is_leaving = partial(_is_leaving, version, deployed)
+            await self._fleet.joined(deployed, is_leaving)
+            if not is_leaving():
+                return
+            version, deployed = await self._find_settled(key)
         model, use = self._catalogue.models[key[0]], self._use(key, deployed)
         if use.error and self._clock_s() < use.retry_s:
             raise self._not_loaded(key, use)
@@ -218,6 +218,16 @@ class Residency:
         if version.served is deployed:
             version.served = loaded
             self._reside(model, version, "loaded", loaded.slot)
+
+    async def _find_settled(self, key: Key) -> tuple[Version, Deployment]:
+        """Find a version that is loaded on demand, once it is not being unloaded."""
+        if (leaving := self._evictions.get(key)) is not None:
+            await asyncio.wait({leaving})
+        version = self._version(key)
+        deployed = None if version is None else version.served
+        if version is None or deployed is None or not deployed.on_demand:
+            raise UnknownService(f"'{cut(key[0])}' version {key[1]} is not served")
+        return version, deployed
 
     def _note_failure(self, model: Model, key: Key, use: Use, error: Exception) -> None:
         """Record that a version could not be loaded; raises NotReady unless there was only no room for it."""
@@ -593,6 +603,11 @@ class Residency:
     def _version(self, key: Key) -> Version | None:
         model = self._catalogue.models.get(key[0])
         return None if model is None else model.versions.get(key[1])
+
+
+def _is_leaving(version: Version, deployed: Deployment) -> bool:
+    """Whether a version that was in memory is not any more, or not for long."""
+    return version.served is not deployed or version.status.residence != "loaded"
 
 
 def _load_bytes(deployed: Deployment, size_bytes: int, place: str) -> int:

@@ -47,6 +47,7 @@ class PuppetFleet:
         routes: The last route that frontends got, by model.
         log: Loads and unloads, in order.
         hold: Lets the last requests of models go on until it is set.
+        running: Cleared while the processes of loaded models are being restarted.
     """
 
     def __init__(self, clock: list[float]) -> None:
@@ -58,6 +59,8 @@ class PuppetFleet:
         self.most = 9
         self.hold = asyncio.Event()
         self.hold.set()
+        self.running = asyncio.Event()
+        self.running.set()
         self.packed: dict[str, Any] = {}
         self.frontends = SimpleNamespace(update=lambda model: None, serve=lambda model: None)
         self.devices = SimpleNamespace(
@@ -90,8 +93,10 @@ class PuppetFleet:
         self.devices.processes.append(self._pid(model))
         self.log.append(f"load {model.name}")
 
-    async def joined(self, model: Deployment) -> None:
+    async def joined(self, model: Deployment, is_leaving: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
+        while not self.running.is_set() and not is_leaving():  # noqa: ASYNC110  # nothing announces that a model leaves
+            await asyncio.sleep(0)
 
     async def sleep(self, model: Deployment) -> None:
         await self.hold.wait()
@@ -326,6 +331,22 @@ def test_a_model_requested_while_it_leaves_comes_back(play: Callable[..., None])
         stage.fleet.hold.set()
         await asyncio.gather(other, again)
         assert stage.fleet.log == ["load a", "unload a", "load b", "unload b", "load a"]
+
+    play(scene, dict.fromkeys("ab", 60 * MB), 100)
+
+
+def test_a_model_that_leaves_while_its_process_restarts_is_loaded_again(play: Callable[..., None]) -> None:
+    """The request that waits for the process must not wait for one that comes back without the model."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        stage.fleet.running.clear()
+        waiting = asyncio.ensure_future(stage.residency.wake("a", 1))
+        await asyncio.sleep(0)
+        await stage.residency.wake("b", 1)
+        await waiting
+        assert stage.fleet.log == ["load a", "unload a", "load b", "unload b", "load a"]
+        assert stage.fleet.residence("a") == "loaded"
 
     play(scene, dict.fromkeys("ab", 60 * MB), 100)
 
