@@ -411,18 +411,18 @@ class PipelinedExecution:
 
     def _capture_all(self, sizes: Sequence[int]) -> None:
         # The largest is first: its memory is enough for the others that share it.
-        failure: OutOfMemory | None = None
+        reason = ""
         for size in sorted(sizes, reverse=True):
             try:
                 self._capture(size)
             except OutOfMemory as error:
-                failure = error
+                # The error itself would keep its frames, and what they have allocated.
+                reason = str(error)
                 logger.warning(
-                    "%s: the device has no memory to prepare batches of %d rows: %s", self._name, size, error
+                    "%s: the device has no memory to prepare batches of %d rows: %s", self._name, size, reason
                 )
         if not self._begins:
-            assert failure is not None, "there are sizes"
-            raise failure
+            raise OutOfMemory(reason)
 
 
 def check_pipeline(name: str, pipeline: PipelinedExecution, plain: Runtime) -> None:

@@ -108,41 +108,67 @@ def _capture(
             device.
     """
     deployment = sessions.deployment
-    name, signature = deployment.name, plain.signature
-    depth = deployment.instances or GPU_INSTANCES
+    name = deployment.name
     failure: Exception | None = None
     try:
         cuda = find_cuda()
         for kind, open_sessions in _kinds_of_sessions(sessions, plain, cuda):
             try:
-                graphs = SessionGraphs(open_sessions())
-                runtime = PipelinedExecution(
-                    name, signature, cuda, graphs, sizes, deployment.max_batch_rows, depth, clock_ns
-                )
-                check_pipeline(name, runtime, plain)
+                runtime = _capture_in(open_sessions(), sessions, plain, sizes, cuda, clock_ns)
             except Exception as error:  # noqa: BLE001  # a model or CUDA may raise any error
                 logger.info("%s: execution graph, %s, is left out: %s", name, kind, error)
                 # The failure of a session for one size is the reason to report.
-                failure = error
+                failure = _without_frames(error)
                 if isinstance(error, OutOfMemory):
                     break
                 check_still_runs(name, plain, min(sizes), "graph", error)
                 if isinstance(error, LoadFailed) and kind != _ONE_SESSION:
                     break
             else:
-                runtime.choice = f"execution graph, {kind}, {depth} batches in flight"
+                runtime.choice = f"execution graph, {kind}, {runtime.depth} batches in flight"
                 return runtime
     except LoadFailed:
         raise
     except Exception as error:  # noqa: BLE001  # without CUDA's own library
         logger.info("%s: execution graph is left out: %s", name, error)
-        failure = error
+        failure = _without_frames(error)
     advice = _explain_failure(sessions, plain, min(sizes)) if isinstance(failure, LoadFailed) else ""
     if deployment.acceleration.execution == "graph":
         raise LoadFailed(f"{name} cannot run with execution: graph: {failure}{advice}") from failure
     if advice:
         logger.info("%s: it cannot be captured as a CUDA graph%s", name, advice)
     return None
+
+
+def _capture_in(
+    opened: GraphSessions,
+    sessions: OnnxSessions,
+    plain: CopiedExecution,
+    sizes: Sequence[int],
+    cuda: CudaRuntime,
+    clock_ns: Callable[[], int],
+) -> PipelinedExecution:
+    """Capture a model in sessions of one kind; raise unless it agrees with plain calls."""
+    deployment = sessions.deployment
+    depth = deployment.instances or GPU_INSTANCES
+    runtime = PipelinedExecution(
+        deployment.name,
+        plain.signature,
+        cuda,
+        SessionGraphs(opened),
+        sizes,
+        deployment.max_batch_rows,
+        depth,
+        clock_ns,
+    )
+    check_pipeline(deployment.name, runtime, plain)
+    return runtime
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return an error without its tracebacks: their frames would keep sessions, and so memory of the GPU."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _kinds_of_sessions(

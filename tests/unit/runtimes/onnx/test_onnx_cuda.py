@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -214,6 +216,61 @@ def test_shared_weights_that_give_other_answers_are_not_shared(caplog: pytest.Lo
     assert tries == [4, 2, 1] * 2
     assert "with shared weights, is left out: its outputs for 1 rows differ by 0.2" in caplog.text
     assert runtime.choice == "execution graph, a session for each size, 2 batches in flight"
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Leave cycles where they are, as a device process does that makes no objects."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("wrong_kinds", "open_before"), [(0, [0]), (1, [0, 0, 1, 2]), (2, [0, *[0, 1, 2] * 2])]
+)
+@pytest.mark.usefixtures("no_collection")
+def test_sessions_that_do_not_serve_are_freed_at_once(wrong_kinds: int, open_before: list[int]) -> None:
+    """Sessions of a kind that is left out end before the next kind is opened, that of plain calls with the load."""
+    machine = Machine()
+    alive: weakref.WeakSet[PuppetSession] = weakref.WeakSet()
+    counts: list[int] = []
+
+    def factor(_: FixedSize | None) -> float:
+        alive.update(session for session, _ in machine.opened)
+        machine.opened.clear()
+        counts.append(len(alive))
+        return 2 if len(counts) > (0, 1, 1 + len(BUCKETS))[wrong_kinds] else 2.5
+
+    machine.factor = factor
+    plain = weakref.ref(machine.session)
+    runtime = machine.load()
+    del machine.session
+    assert plain() is None
+    assert counts == open_before
+    captured(runtime)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_size_without_memory_keeps_no_session() -> None:
+    """Memory is scarce there."""
+    machine = Machine()
+    most_rows = iter([2, 1 << 20, 1 << 20])
+    open_session = machine.new_session
+
+    def new_session() -> PuppetSession:
+        session = open_session()
+        session.most_rows = next(most_rows)
+        return session
+
+    machine.new_session = new_session  # type: ignore[method-assign]
+    machine.refusals = {"free": LoadFailed(NODES)}
+    plain = weakref.ref(machine.session)
+    runtime = machine.load()
+    del machine.session, machine.refusals
+    assert tuple(runtime.sizes) == (1, 2)  # type: ignore[attr-defined]
+    assert plain() is None
 
 
 def test_a_capture_that_breaks_the_device_is_named() -> None:
