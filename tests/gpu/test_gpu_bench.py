@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stoker_bench.gpu.acceptance import AIMS
+from stoker_bench.gpu.aims import AIMS
 from stoker_bench.gpu.ceiling import measure_ceiling
 from stoker_bench.gpu.command import main
 from stoker_bench.gpu.models import ModelMaker, Precision

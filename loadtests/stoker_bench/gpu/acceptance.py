@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
@@ -22,8 +21,17 @@ from stoker_bench.contestants.contest import LoadedServer
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
 from stoker_bench.contestants.servers import HTTP_OK, RunningServer, post, stoker_launch
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator, output_of
+from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, random_rows
+from stoker_bench.gpu.aims import Acceptance
+from stoker_bench.gpu.alone import (
+    NO_TENSORFLOW,
+    PYTORCH,
+    Alone,
+    fastest_ways,
+    measure_pytorch,
+    measure_tensorflow,
+)
 from stoker_bench.gpu.ceiling import Ceiling, measure_ceiling
 from stoker_bench.gpu.many_models import load_on_demand, lose_device, share_fairly
 from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, WireDtype
@@ -32,7 +40,7 @@ from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
 from stoker_bench.gpu.server import GpuServer, ServingOptions
 from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
-from stoker_bench.reports import aligned, figure, say
+from stoker_bench.reports import figure, say
 
 _LOADED: Final = re.compile(r"loaded in ([\d.]+) s, warm after ([\d.]+) s")
 _PHOTO: Final = (500, 375)
@@ -46,75 +54,7 @@ _DEMAND_S: Final = 60.0
 _SHARING_MODELS: Final = 8
 _HOW_TO_ROWS: Final = 256
 _HOW_TO_CALLERS: Final = 64
-_TENSORFLOW_START_S: Final = 180.0
 _TESTS_S: Final = 300.0
-_PYTORCH_START_S: Final = 120.0
-"""Most time for importing PyTorch, capturing and exporting."""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """A bound of the project on one H200 with 16 cores.
-
-    Attributes:
-        at_least: Whether figures have to be at least the bound; else at most.
-        before: What was measured on 2026-11-26, at commit 4aad2cc.
-    """
-
-    text: str
-    bound: float
-    before: str
-    at_least: bool = True
-
-
-AIMS: Final = {
-    "closed 512": Aim("ResNet-50 FP16, uint8, 512 callers, of the ceiling", 0.97, "0.82"),
-    "closed 64": Aim("the same, 64 callers", 0.90, "0.63"),
-    "poisson": Aim("Poisson arrivals, p99 ≤ 15 ms, of the ceiling", 0.92, "0.62"),
-    "large rows": Aim("float32 rows of 602 kB, 256 callers, of the ceiling with copies", 0.95, "0.71"),
-    "lone resnet50": Aim("lone caller over the runtime with copies, ResNet-50", 1.25, "2.1", at_least=False),
-    "lone mlp": Aim("lone caller over the runtime with copies, MLP", 2.5, "6", at_least=False),
-    "bert onnx": Aim(
-        "BERT-base, 128 tokens, FP16, 256 callers, of PyTorch's captured rate with 64 rows", 0.75, "0.38"
-    ),
-    "bert lone": Aim("the same, lone caller, the faster runtime, of PyTorch's rate with 1 row", 0.75, "0.29"),
-    "bert torch": Aim("the same, 256 callers, served by the PyTorch runtime", 0.97, "-"),
-    "poisson 100": Aim("Poisson arrivals, p99 ≤ 100 ms, of the ceiling", 0.99, "-"),
-    "load": Aim("load of ResNet-50, s", 4.0, "14.5", at_least=False),
-    "load again": Aim("the same, from the workspace's cache, s", 1.5, "-", at_least=False),
-    "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
-    "tensorflow": Aim("SavedModel with XLA, 256 callers, of TensorFlow alone", 0.9, "-"),
-    "how-to": Aim("TensorFlow 1 script of Azure's how-to, wrong answers", 0, "-", at_least=False),
-    "tensorrt": Aim("ResNet-50 FP16 by TensorRT, 64 callers, of ONNX Runtime's CUDA provider", 1.0, "-"),
-    "demand wrong": Aim("200 models on demand, answers of another model", 0, "-", at_least=False),
-    "demand memory": Aim("the same, memory at each second, of the budget", 1.0, "-", at_least=False),
-    "demand p99": Aim("the same, p99 of a loaded model beside loads, × without", 1.5, "-", at_least=False),
-    "sharing": Aim("8 models that share the card, lowest rate of the mean", 0.5, "-"),
-    "lost": Aim("a killed device process, seconds until callers are told", 2.0, "-", at_least=False),
-    "tests": Aim("tests/gpu, tests that failed", 0, "-", at_least=False),
-}
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The rate of a runtime without a server.
-
-    Attributes:
-        rows: Rows per batch.
-        ms: The time of a batch.
-    """
-
-    runtime: str
-    rows: int
-    rows_per_s: float
-    ms: float
-
-
-PYTORCH: Final = (
-    Alone("PyTorch, captured, 2026-11-26", 1, 1562.5, 0.64),
-    Alone("PyTorch, captured, 2026-11-26", 64, 15225.0, 64e3 / 15225),
-)
-"""BERT-base in FP16 as measured on an H200, for machines without PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -128,61 +68,6 @@ class AcceptanceOptions:
     poisson: PoissonOptions = field(default_factory=PoissonOptions)
     slow_poisson: PoissonOptions = field(default_factory=lambda: PoissonOptions(100.0, steps=4, least=0.9))
     quick: bool = False
-
-
-@dataclass
-class Acceptance:
-    """A measurement.
-
-    Attributes:
-        values: Figures by the keys of `AIMS`.
-        reasons: Why others could not be measured.
-        alone: With what BERT is compared.
-        notes: Remarks on the figures.
-        peers: Peer, callers, answers per second and p50 in ms.
-    """
-
-    values: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    peers: list[tuple[str, int, float, float]] = field(default_factory=list)
-    alone: list[Alone] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def is_met(self, key: str) -> bool | None:
-        """Whether a bound is met; None if it was not measured."""
-        value, aim = self.values.get(key), AIMS[key]
-        if value is None:
-            return None
-        return value >= aim.bound if aim.at_least else value <= aim.bound
-
-    def table(self) -> str:
-        """The bounds and figures, and those of peers."""
-        words = {True: "met", False: "NOT MET", None: "not measured"}
-        rows = [
-            [
-                aim.text,
-                aim.before,
-                f"{'≥' if aim.at_least else '≤'} {aim.bound:g}",
-                figure(self.values.get(key)),
-                words[self.is_met(key)],
-            ]
-            for key, aim in AIMS.items()
-        ]
-        lines = [aligned(["", "2026-11-26", "bound", "now", ""], rows)]
-        lines += [f"not measured: {AIMS[key].text}: {why}" for key, why in self.reasons.items()]
-        lines += self.notes
-        if self.alone:
-            headings = ["BERT without a server", "rows", "rows/s", "ms"]
-            alone = [
-                [each.runtime, str(each.rows), figure(each.rows_per_s), figure(each.ms)]
-                for each in self.alone
-            ]
-            lines += ["", aligned(headings, alone)]
-        if self.peers:
-            headings = ["on the same device", "callers", "rows/s", "p50 ms"]
-            peers = [[name, f"{callers:,}", *map(figure, rest)] for name, callers, *rest in self.peers]
-            lines += ["", aligned(headings, peers)]
-        return "\n".join(lines)
 
 
 class AcceptanceBench:
@@ -329,7 +214,9 @@ class AcceptanceBench:
         sizes = "tiny" if self._options.quick else "base"
         model = self._maker.make_bert(sizes, "fp32" if self._options.quick else "fp16")
         values = self.found.values
-        self._add_ceiling(self._ceiling(model, *_BERT_ROWS))
+        ceiling = self._ceiling(model, *_BERT_ROWS)
+        self.found.alone += fastest_ways(ceiling, _BERT_ROWS)
+        self.found.notes += [f"BERT by ONNX Runtime alone, {failure}" for failure in ceiling.failures]
         exported = self._folder / f"bert-{sizes}.pt2"
         pytorch = self._pytorch(sizes, exported)
         self.found.alone += pytorch
@@ -392,13 +279,9 @@ class AcceptanceBench:
 
     def _tensorflow(self) -> None:
         self._require_gpu()
-        if find_spec("tensorflow") is None:
-            raise BenchedServerError("TensorFlow is not installed: pip install 'tensorflow[and-cuda]'")
         mlp, folder = self._maker.make("mlp", "tf32", "float32"), self._folder / "saved_model"
-        command = [sys.executable, "-m", "stoker_bench.gpu.tensorflow_alone", str(folder)]
-        command += ["--device", self._options.device, "--seed", str(self._maker.seed)]
-        command += ["--rows", "64", "--seconds", str(self._options.seconds)]
-        alone = orjson.loads(output_of(command, _TENSORFLOW_START_S).splitlines()[-1])["rows_per_s"]
+        device, seconds = self._options.device, self._options.seconds
+        alone = measure_tensorflow(folder, device, self._maker.seed, 64, seconds)
         model = replace(mlp, path=folder, reference=mlp.path)
         with self._server(model, 64, settings={"xla": True, "batch_buckets": [1, 8, 64]}) as server:
             server.check()
@@ -408,7 +291,7 @@ class AcceptanceBench:
         if self._options.quick:
             self._require_gpu()
         if find_spec("tensorflow") is None:
-            raise BenchedServerError("TensorFlow is not installed: pip install 'tensorflow[and-cuda]'")
+            raise BenchedServerError(NO_TENSORFLOW)
         say("training the model of the TensorFlow 1 script")
         run, folder = trained_run(self._folder / "how-to-run"), self._folder / "how-to"
         folder.mkdir()
@@ -447,33 +330,16 @@ class AcceptanceBench:
         if self._options.quick or self._options.device == "cpu":
             raise BenchedServerError("it is measured on a GPU, and not in quick runs")
 
-    def _add_ceiling(self, ceiling: Ceiling) -> None:
-        """Note the fastest way of each batch size, and why others failed."""
-        for rows in _BERT_ROWS:
-            best = max(
-                (each for each in ceiling.batches if each.rows == rows), key=lambda each: each.rows_per_s
-            )
-            self.found.alone.append(
-                Alone(f"ONNX Runtime, {best.way}", rows, best.rows_per_s, 1e3 * rows / best.rows_per_s)
-            )
-        self.found.notes += [f"BERT by ONNX Runtime alone, {failure}" for failure in ceiling.failures]
-
     def _pytorch(self, sizes: str, exported: Path) -> Sequence[Alone]:
         """Measure the same network in PyTorch and export it, or take the figures that were measured before."""
-        if find_spec("torch") is None:
-            self.found.notes.append("PyTorch is not installed: BERT is compared with figures of 2026-11-26")
-            return PYTORCH
         say("BERT, PyTorch alone")
         seconds = 0.02 if self._options.quick else 0.7
-        command = [sys.executable, "-m", "stoker_bench.gpu.torch_alone", "--device", self._options.device]
-        command += ["--sizes", sizes, "--seed", str(self._maker.seed), "--seconds", str(seconds)]
-        command += ["--export", str(exported), "--batches", *map(str, _BERT_ROWS)]
+        device, seed = self._options.device, self._maker.seed
         try:
-            figures = orjson.loads(output_of(command, _PYTORCH_START_S).splitlines()[-1])
+            return measure_pytorch(sizes, exported, device, seed, _BERT_ROWS, seconds)
         except OperatorError as error:
             self.found.notes.append(f"BERT is compared with figures of 2026-11-26: {error}")
             return PYTORCH
-        return [Alone("PyTorch, captured", **each) for each in figures]
 
     def _peer(self, peer: GpuPeer, model: GpuModel) -> None:
         """Load a peer as Stoker was loaded; one that is not installed is left out."""

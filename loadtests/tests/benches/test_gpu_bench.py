@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.gpu.acceptance import AIMS
+from stoker_bench.gpu.aims import AIMS
 from stoker_bench.gpu.command import main
 
 GPU_ALONE = {"demand memory", "how-to", "tensorflow", "tensorrt", "tests"}

@@ -1,4 +1,4 @@
-"""The bounds for a GPU in a table, and peers on the same device."""
+"""The steps that measure the bounds for a GPU, and peers on the same device."""
 
 import contextlib
 import dataclasses
@@ -16,29 +16,12 @@ from PIL import Image
 from stoker_bench.contestants.servers import post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import GeneratorError
-from stoker_bench.gpu import acceptance, many_models
-from stoker_bench.gpu.acceptance import AIMS, Acceptance, AcceptanceBench, AcceptanceOptions, quick
+from stoker_bench.gpu import acceptance, alone, many_models
+from stoker_bench.gpu.acceptance import AcceptanceBench, AcceptanceOptions, quick
+from stoker_bench.gpu.aims import AIMS
 from stoker_bench.gpu.ceiling import measure_ceiling
 from stoker_bench.gpu.models import ModelMaker
 from stoker_bench.gpu.peers import PEERS, GpuPeer
-
-
-def test_a_bound_is_met_from_above_or_from_below() -> None:
-    """A share has to be at least its bound, a time at most; a missing figure is neither met nor missed."""
-    found = Acceptance(values={"closed 512": 0.97, "poisson": 0.91, "load": 4.0, "lone mlp": 3.1})
-    assert [found.is_met(key) for key in ("closed 512", "poisson", "load", "lone mlp", "images")] == [
-        *(True, False, True, False, None)
-    ]
-
-
-def test_table_compares_each_bound_with_its_earlier_figure() -> None:
-    """Every bound has a line, met or not, and each peer one for each number of callers."""
-    found = Acceptance({"closed 512": 0.98}, {"poisson": "no generator"}, [("mosec", 512, 4321.0, 118.2)])
-    lines = found.table().splitlines()
-    assert lines[2].split()[-5:] == ["0.82", "≥", "0.97", "0.98", "met"]
-    assert sum("not measured" in line for line in lines) == len(AIMS) - 1 + 1
-    assert "not measured: Poisson arrivals, p99 ≤ 15 ms, of the ceiling: no generator" in lines
-    assert lines[-1].split() == ["mosec", "512", "4,321", "118"]
 
 
 def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +82,7 @@ def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path
     assert model.outputs()(np.full((3, 16), 0.5, np.float32)).shape == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("is_installed", "note"), [(False, "PyTorch is not installed"), (True, "2026-11-26: no CUDA")]
-)
+@pytest.mark.parametrize(("is_installed", "note"), [(False, "PyTorch is not installed"), (True, "no CUDA")])
 def test_without_pytorch_bert_is_compared_with_earlier_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, note: str
 ) -> None:
@@ -110,8 +91,8 @@ def test_without_pytorch_bert_is_compared_with_earlier_figures(
     def fail(*_: object) -> str:
         raise GeneratorError("no CUDA")
 
-    monkeypatch.setattr(acceptance, "find_spec", lambda _: object() if is_installed else None)
-    monkeypatch.setattr(acceptance, "output_of", fail)
+    monkeypatch.setattr(alone, "find_spec", lambda _: object() if is_installed else None)
+    monkeypatch.setattr(alone, "output_of", fail)
     bench = AcceptanceBench(AcceptanceOptions("cpu"), tmp_path)
     figures = bench._pytorch("base", tmp_path / "bert.pt2")
     assert [(each.rows, round(each.rows_per_s), round(each.ms, 2)) for each in figures] == [
@@ -119,7 +100,7 @@ def test_without_pytorch_bert_is_compared_with_earlier_figures(
     ]
     bench.found.alone += figures
     lines = bench.found.table().splitlines()
-    assert any(note in line for line in lines)
+    assert f"BERT is compared with figures of 2026-11-26: {note}" in lines
     assert lines[-1].split()[-3:] == ["64", "15,225", "4.20"]
 
 
@@ -132,8 +113,8 @@ def test_pytorch_measures_the_network_that_is_served(tmp_path: Path, monkeypatch
         figures = [{"rows": 1, "rows_per_s": 1000, "ms": 1.0}, {"rows": 64, "rows_per_s": 9000, "ms": 7.1}]
         return f"a warning\n{json.dumps(figures)}\n"
 
-    monkeypatch.setattr(acceptance, "find_spec", lambda _: object())
-    monkeypatch.setattr(acceptance, "output_of", measure)
+    monkeypatch.setattr(alone, "find_spec", lambda _: object())
+    monkeypatch.setattr(alone, "output_of", measure)
     figures = AcceptanceBench(AcceptanceOptions("cuda:1"), tmp_path)._pytorch("base", tmp_path / "bert.pt2")
     assert [(each.rows, each.rows_per_s, each.ms) for each in figures] == [(1, 1000, 1.0), (64, 9000, 7.1)]
     (words,) = map(" ".join, commands)
@@ -178,7 +159,8 @@ def test_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, why: str
 ) -> None:
     """A row without what it needs has its reason; nothing is started."""
-    monkeypatch.setattr(acceptance, "find_spec", lambda _: None)
+    for module in (acceptance, alone):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
     bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
     with pytest.raises(BenchedServerError, match=why):
         getattr(bench, step)()
