@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,7 @@ from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, Wi
 from stoker_bench.gpu.peers import PEERS, GpuPeer
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
 from stoker_bench.gpu.server import GpuServer, ServingOptions
+from stoker_bench.gpu.used_memory import used_bytes
 from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.networks.trained_run import ROW_SHAPE, classes_of, trained_run
 from stoker_bench.reports import figure, say
@@ -48,6 +50,8 @@ _IMAGE_CALLERS: Final = 64
 """For each frontend, half of the images that it lets wait."""
 _BERT_ROWS: Final = (1, 64)
 _BERT_CALLERS: Final = 256
+_MEMORY_SIZES: Final = (1, 8, 32, 64)
+_SHARED: Final = "execution graph, one session for all sizes"
 _DEMAND_MODELS: Final = 200
 _DEMAND_MB: Final = 20 << 10
 _DEMAND_S: Final = 60.0
@@ -91,14 +95,15 @@ class AcceptanceBench:
                 ("closed 512", "closed 64", "poisson", "poisson 100", "lone resnet50", "load", "load again"),
                 self._resnet50,
             ),
-            (("images",), self._images),
+            (("images", "image cores"), self._images),
             (("large rows",), self._large_rows),
             (("lone mlp",), self._mlp),
             (("bert onnx", "bert lone", "bert torch"), self._bert),
+            (("sizes memory",), self._sizes_memory),
             (("demand wrong", "demand memory", "demand p99"), self._on_demand),
             (("sharing", "lost"), self._sharing),
             (("tensorrt",), self._tensorrt),
-            (("tensorflow",), self._tensorflow),
+            (("tensorflow", "tensorflow fp16"), self._tensorflow),
             (("how-to",), self._how_to),
             (("tests",), self._tests),
         ]
@@ -140,9 +145,12 @@ class AcceptanceBench:
         )
         return GpuServer(model, options, self._folder / f"server{self._servers}", others)
 
-    def _load(self, request: ScoringRequest, callers: int) -> LoadFigures:
+    def _load(
+        self, request: ScoringRequest, callers: int, during: AbstractContextManager[None] | None = None
+    ) -> LoadFigures:
+        """Load a server; `during` is entered for the seconds in which answers count."""
         say(f"{callers} callers")
-        figures = self._generator.run(request, callers, self._options.seconds)
+        figures = self._generator.run(request, callers, self._options.seconds, during)
         if figures.errors:
             raise BenchedServerError(f"{figures.errors} of the requests of {callers} callers failed")
         return figures
@@ -171,6 +179,8 @@ class AcceptanceBench:
             ):
                 values[key] = self._poisson(server, ceiling, options)
             values["load"] = _load_s(server.log())
+            # All sizes are captured when they are chosen, while it serves.
+            self.found.notes += [line for line in server.log().splitlines() if ": batch_buckets " in line]
         with server:
             server.check()
             values["load again"] = _load_s(server.log())
@@ -190,9 +200,13 @@ class AcceptanceBench:
     def _images(self) -> None:
         averages = self._maker.make_averages() if self._options.quick else None
         model = averages or self._model("resnet50", "fp16", "uint8")
+        ceiling, callers = self._ceiling(model, 64), _IMAGE_CALLERS * self._options.frontends
+        cores: list[float] = []
         with self._server(model, image_size=(224, 224)) as server:
-            answers = self._load(server.image_request(_photo()), _IMAGE_CALLERS * self._options.frontends)
-        self.found.values["images"] = answers.requests_per_s
+            answers = self._load(server.image_request(_photo()), callers, server.count_cores(cores))
+        self.found.values["images"] = answers.requests_per_s / ceiling.rows_per_s
+        (self.found.values["image cores"],) = cores
+        self.found.notes.append(f"JPEGs: {figure(answers.requests_per_s)}/s")
 
     def _large_rows(self) -> None:
         model = self._model("resnet50", "tf32", "float32")
@@ -234,6 +248,34 @@ class AcceptanceBench:
             # Whether it is captured, and if not, why.
             self.found.notes += [line for line in server.log().splitlines() if ": execution " in line]
 
+    def _sizes_memory(self) -> None:
+        """Compare a session for each size with a session of one size; a process's own memory is that of an MLP's."""
+        quick = self._options.quick
+        bert = self._maker.make_counting_bert("tiny" if quick else "base", "fp32" if quick else "fp16")
+        mlp = self._maker.make("mlp", "fp32", "float32")
+        largest = _MEMORY_SIZES[-1:]
+        process, one, each = (
+            self._memory_bytes(model, sizes)
+            for model, sizes in ((mlp, largest), (bert, largest), (bert, _MEMORY_SIZES))
+        )
+        self.found.values["sizes memory"] = (each - process) / max(1, one - process)
+        named = " and ".join(f"{figures >> 20} MiB" for figures in (one, each))
+        sizes = ", ".join(map(str, _MEMORY_SIZES))
+        self.found.notes.append(
+            f"{bert.name}: {named} with batches of {largest[0]} and of {sizes} rows, "
+            f"of which {process >> 20} MiB are those of a process with an MLP"
+        )
+
+    def _memory_bytes(self, model: GpuModel, sizes: Sequence[int]) -> int:
+        """Serve a model with these sizes of batches; returns how much more of the GPU's memory is used."""
+        before_bytes = used_bytes()
+        with self._server(model, sizes[-1], settings={"batch_buckets": list(sizes)}) as server:
+            server.check()
+            taken_bytes = used_bytes() - before_bytes
+            if model.network == "bert" and _SHARED in server.log():
+                raise BenchedServerError("all sizes of the model have one session")
+        return taken_bytes
+
     def _copies(self, count: int) -> tuple[GpuModel, list[Path], list[NDArray[np.float32]]]:
         """Write perceptrons with weights of their own; returns the first, the others, and the outputs of one row."""
         model = self._maker.make("mlp", "fp32", "float32")
@@ -253,10 +295,9 @@ class AcceptanceBench:
         values = self.found.values
         values["demand wrong"], values["demand p99"] = figures.wrong, figures.slowdown
         self.found.notes.append(f"{len(expected)} models on demand: {figures.right} right answers")
-        if figures.memory_bytes:
-            values["demand memory"] = max(figures.memory_bytes) / (_DEMAND_MB << 20)
-        else:
+        if not figures.memory_bytes:
             raise BenchedServerError("there is no GPU whose memory could be read")
+        values["demand memory"] = max(figures.memory_bytes) / (_DEMAND_MB << 20)
 
     def _sharing(self) -> None:
         model, others, _ = self._copies(2 if self._options.quick else _SHARING_MODELS)
@@ -279,13 +320,16 @@ class AcceptanceBench:
 
     def _tensorflow(self) -> None:
         self._require_gpu()
-        mlp, folder = self._maker.make("mlp", "tf32", "float32"), self._folder / "saved_model"
+        mlp = self._maker.make("mlp", "tf32", "float32")
+        in_fp16 = replace(mlp, precision="fp16")
         device, seconds = self._options.device, self._options.seconds
-        alone = measure_tensorflow(folder, device, self._maker.seed, 64, seconds)
-        model = replace(mlp, path=folder, reference=mlp.path)
-        with self._server(model, 64, settings={"xla": True, "batch_buckets": [1, 8, 64]}) as server:
-            server.check()
-            self.found.values["tensorflow"] = self._load_row(server, 256).requests_per_s / alone
+        for key, model, xla in (("tensorflow", mlp, {"xla": True}), ("tensorflow fp16", in_fp16, {})):
+            folder = self._folder / key.replace(" ", "-")
+            alone = measure_tensorflow(folder, device, self._maker.seed, 64, seconds, fp16=not xla)
+            saved = replace(model, path=folder, reference=mlp.path)
+            with self._server(saved, 64, settings={**xla, "batch_buckets": [1, 8, 64]}) as server:
+                server.check()
+                self.found.values[key] = self._load_row(server, 256).requests_per_s / alone
 
     def _how_to(self) -> None:
         if self._options.quick:

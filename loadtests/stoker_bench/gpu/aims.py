@@ -34,13 +34,16 @@ AIMS: Final = {
     "bert onnx": Aim(
         "BERT-base, 128 tokens, FP16, 256 callers, of PyTorch's captured rate with 64 rows", 0.75, "0.38"
     ),
-    "bert lone": Aim("the same, lone caller, the faster runtime, of PyTorch's rate with 1 row", 0.75, "0.29"),
+    "bert lone": Aim("the same, lone caller, the faster runtime, of PyTorch's rate with 1 row", 0.8, "0.29"),
     "bert torch": Aim("the same, 256 callers, served by the PyTorch runtime", 0.97, "-"),
     "poisson 100": Aim("Poisson arrivals, p99 ≤ 100 ms, of the ceiling", 0.99, "-"),
     "load": Aim("load of ResNet-50, s", 4.0, "14.5", at_least=False),
     "load again": Aim("the same, from the workspace's cache, s", 1.5, "-", at_least=False),
-    "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
+    "images": Aim("JPEG 500 × 375 to an answer, of the ceiling", 0.9, "0.23"),
+    "image cores": Aim("the same, busy cores of the server", 8, "-", at_least=False),
+    "sizes memory": Aim("BERT, a session for each of 4 sizes, memory, × one size", 1.3, "-", at_least=False),
     "tensorflow": Aim("SavedModel with XLA, 256 callers, of TensorFlow alone", 0.9, "-"),
+    "tensorflow fp16": Aim("the same in FP16, without XLA", 0.9, "-"),
     "how-to": Aim("TensorFlow 1 script of Azure's how-to, wrong answers", 0, "-", at_least=False),
     "tensorrt": Aim("ResNet-50 FP16 by TensorRT, 64 callers, of ONNX Runtime's CUDA provider", 1.0, "-"),
     "demand wrong": Aim("200 models on demand, answers of another model", 0, "-", at_least=False),

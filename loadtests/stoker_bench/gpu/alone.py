@@ -74,8 +74,14 @@ def measure_pytorch(
     return [Alone("PyTorch, captured", **each) for each in figures]
 
 
-def measure_tensorflow(folder: Path, device: str, seed: int, rows: int, seconds: float) -> float:
+def measure_tensorflow(
+    folder: Path, device: str, seed: int, rows: int, seconds: float, *, fp16: bool = False
+) -> float:
     """Write the perceptron as a SavedModel, and return the rows per second of TensorFlow with it.
+
+    Args:
+        rows: Rows per batch.
+        fp16: Compute in mixed precision, not with XLA.
 
     Raises:
         OperatorError: TensorFlow is not installed, or fails.
@@ -84,5 +90,6 @@ def measure_tensorflow(folder: Path, device: str, seed: int, rows: int, seconds:
         raise BenchedServerError(NO_TENSORFLOW)
     command = [sys.executable, "-m", "stoker_bench.gpu.tensorflow_alone", str(folder), "--device", device]
     command += ["--seed", str(seed), "--rows", str(rows), "--seconds", str(seconds)]
+    command += ["--fp16"] * fp16
     rows_per_s: float = orjson.loads(output_of(command, _TENSORFLOW_START_S).splitlines()[-1])["rows_per_s"]
     return rows_per_s

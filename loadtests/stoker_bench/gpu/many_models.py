@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.gpu.nvml import gpus, read_memory
 from stoker_bench.contestants.servers import post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.gpu.server import GpuServer
+from stoker_bench.gpu.used_memory import used_bytes
 
 _OK: Final = 200
 _CALLERS: Final = 4
@@ -90,31 +90,26 @@ def _answers_right(server: GpuServer, request: ScoringRequest, expected: NDArray
 
 
 @contextmanager
-def _memory_each_second(used_bytes: list[int]) -> Iterator[None]:
-    """Append each second how much more of the memory of all GPUs is used than at the beginning."""
+def _memory_each_second(more_bytes: list[int]) -> Iterator[None]:
+    """Append each second how much more of the memory of all GPUs is used than at the beginning, if there are any."""
     try:
-        uuids = [gpu.uuid for gpu in gpus()]
-    except OSError:
-        uuids = []
+        before_bytes = used_bytes()
+    except BenchedServerError:
+        yield
+        return
     stopped = threading.Event()
 
-    def used() -> int:
-        return sum(memory.used_bytes for memory in read_memory(uuids).values())
-
     def watch() -> None:
-        before_bytes = used()
         while not stopped.wait(1.0):
-            used_bytes.append(used() - before_bytes)
+            more_bytes.append(used_bytes() - before_bytes)
 
     watching = threading.Thread(target=watch, daemon=True)
-    if uuids:
-        watching.start()
+    watching.start()
     try:
         yield
     finally:
         stopped.set()
-        if uuids:
-            watching.join()
+        watching.join()
 
 
 def share_fairly(server: GpuServer, models: int, rows: NDArray[np.float32], seconds: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -109,6 +109,19 @@ class ModelMaker:
         onnx.save(bert.bert(bert.seeded_weights(chosen, self.seed), chosen), path)
         return GpuModel("bert", precision, "int64", path, bert.INPUT_NAME, (chosen.tokens,))
 
+    def make_counting_bert(self, sizes: str, precision: Precision) -> GpuModel:
+        """Write the same with logits that are multiplied by a number from the size of the batch, which is 1.
+
+        ONNX Runtime computes it on the CPU, and captures no graph of several sizes in one session.
+        """
+        import onnx
+
+        plain = self.make_bert(sizes, precision)
+        model, path = onnx.load(plain.path), self._folder / f"counting-bert-{sizes}.onnx"
+        multiply_by_one(model)
+        onnx.save(model, path)
+        return replace(plain, path=path)
+
     def make_averages(self) -> GpuModel:
         """Write a model of images that computes hardly anything."""
         path = self._folder / "averages.onnx"
@@ -121,6 +134,26 @@ class ModelMaker:
         if network == "mlp":
             return onnx.load_model_from_string(seeded_mlp(self.seed).onnx_bytes())
         return resnet50(seeded_weights(self.seed))
+
+
+def multiply_by_one(model: Any) -> None:
+    """Multiply the output of an `onnx.ModelProto` by the number of its rows over itself."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    (tensor,), (output,), nodes = model.graph.input, model.graph.output, model.graph.node
+    (last,) = (node for node in nodes if output.name in node.output)
+    last.output[list(last.output).index(output.name)] = "before_counting"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "first_axis"))
+    nodes.extend(
+        [
+            helper.make_node("Shape", [tensor.name], ["counted_sizes"], "count_sizes"),
+            helper.make_node("Gather", ["counted_sizes", "first_axis"], ["counted_rows"], "count_rows"),
+            helper.make_node("Cast", ["counted_rows"], ["row_count"], "cast_rows", to=TensorProto.FLOAT),
+            helper.make_node("Div", ["row_count", "row_count"], ["rows_over_rows"], "divide_rows"),
+            helper.make_node("Mul", ["before_counting", "rows_over_rows"], [output.name], "multiply_by_one"),
+        ]
+    )
 
 
 def variant(model: Any, precision: Precision, wire_dtype: WireDtype) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -138,6 +139,13 @@ class GpuServer:
         for process in found:
             process.kill()
         return len(found)
+
+    @contextmanager
+    def count_cores(self, cores: list[float]) -> Iterator[None]:
+        """Append how many cores all of its processes kept busy meanwhile."""
+        begun_s, before_s = time.monotonic(), self._process.tree.cpu_s()
+        yield
+        cores.append((self._process.tree.cpu_s() - before_s) / (time.monotonic() - begun_s))
 
     def image_request(self, image: bytes) -> ScoringRequest:
         """Return the request that scores a JPEG."""

@@ -1,4 +1,4 @@
-"""The throughput of a SavedModel in TensorFlow without a server, compiled by XLA.
+"""The throughput of a SavedModel in TensorFlow without a server: compiled by XLA, or in mixed precision.
 
 `python -m stoker_bench.gpu.tensorflow_alone FOLDER --device cuda:0 …` writes the bench's MLP as a SavedModel and
 measures it in a process of its own. It prints the rows per second as JSON.
@@ -18,8 +18,8 @@ from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.networks.onnx_graphs import INPUT_NAME, WIDTHS, Mlp, seeded_mlp
 
 
-def save_mlp(mlp: Mlp, folder: Path) -> Any:
-    """Write a perceptron as a SavedModel with one signature; returns its function."""
+def save_mlp(mlp: Mlp, folder: Path, *, xla: bool = True) -> Any:
+    """Write a perceptron as a SavedModel with one signature; returns its function, which XLA may compile."""
     import tensorflow as tf
 
     module = tf.Module()
@@ -37,7 +37,7 @@ def save_mlp(mlp: Mlp, folder: Path) -> Any:
     signature = tf.TensorSpec([None, WIDTHS[0]], tf.float32, name=INPUT_NAME)
     module.serve = tf.function(logits, input_signature=[signature])
     tf.saved_model.save(module, str(folder), signatures={"serving_default": module.serve})
-    return tf.function(logits, jit_compile=True)
+    return tf.function(logits, jit_compile=xla)
 
 
 def main() -> None:
@@ -48,11 +48,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--fp16", action="store_true", help="mixed precision instead of XLA")
     args = parser.parse_args()
     enter_device(args.device, {"tensorflow"})
     import tensorflow as tf
 
-    run = save_mlp(seeded_mlp(args.seed), args.folder)
+    if args.fp16:
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+    run = save_mlp(seeded_mlp(args.seed), args.folder, xla=not args.fp16)
     rows = random_rows(args.rows, WIDTHS[:1])
     run(tf.constant(rows))
     began_s, runs = time.perf_counter(), 0

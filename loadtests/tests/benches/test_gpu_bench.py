@@ -11,7 +11,7 @@ from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.gpu.aims import AIMS
 from stoker_bench.gpu.command import main
 
-GPU_ALONE = {"demand memory", "how-to", "tensorflow", "tensorrt", "tests"}
+GPU_ALONE = {"sizes memory", "demand memory", "how-to", "tensorflow", "tensorflow fp16", "tensorrt", "tests"}
 """A quick run on a CPU does not measure these."""
 
 

@@ -6,8 +6,10 @@ import importlib.util
 import io
 import json
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from PIL import Image
 from stoker_bench.contestants.servers import post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import GeneratorError
-from stoker_bench.gpu import acceptance, alone, many_models
+from stoker_bench.gpu import acceptance, alone, used_memory
 from stoker_bench.gpu.acceptance import AcceptanceBench, AcceptanceOptions, quick
 from stoker_bench.gpu.aims import AIMS
 from stoker_bench.gpu.ceiling import measure_ceiling
@@ -34,7 +36,7 @@ def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch:
     def whole(bench: AcceptanceBench) -> None:
         bench.found.values["lone mlp"] = 2.0
 
-    others = ("_on_demand", "_sharing", "_tensorrt", "_tensorflow", "_how_to", "_tests")
+    others = ("_sizes_memory", "_on_demand", "_sharing", "_tensorrt", "_tensorflow", "_how_to", "_tests")
     for name in ("_resnet50", "_images", "_large_rows", "_bert", *others):
         monkeypatch.setattr(AcceptanceBench, name, half)
     monkeypatch.setattr(AcceptanceBench, "_mlp", whole)
@@ -57,18 +59,22 @@ def test_no_more_photographs_wait_than_the_frontends_let_wait(
     """512 callers of one frontend were refused, and the bound was not measured."""
     loads: list[tuple[bytes, int]] = []
 
-    def load(_: AcceptanceBench, request: bytes, callers: int) -> SimpleNamespace:
+    def load(_: AcceptanceBench, request: bytes, callers: int, during: list[float]) -> SimpleNamespace:
         loads.append((request, callers))
+        during.append(7.5)
         return SimpleNamespace(requests_per_s=7000.0)
 
-    server = SimpleNamespace(image_request=lambda image: image)
+    server = SimpleNamespace(image_request=lambda image: image, count_cores=lambda cores: cores)
+    ceiling = SimpleNamespace(rows_per_s=7500.0)
     monkeypatch.setattr(AcceptanceBench, "_server", lambda *_, **__: contextlib.nullcontext(server))
+    monkeypatch.setattr(AcceptanceBench, "_ceiling", lambda *_: ceiling)
     monkeypatch.setattr(AcceptanceBench, "_load", load)
     options = dataclasses.replace(quick(AcceptanceOptions("cpu")), frontends=frontends)
     bench = AcceptanceBench(options, tmp_path)
     bench._images()
     assert set(loads) == {(acceptance._photo(), callers)}
     assert bench.found.is_met("images")
+    assert bench.found.is_met("image cores")
 
 
 def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path) -> None:
@@ -182,15 +188,48 @@ def test_failed_tests_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.
         bench._tests()
 
 
+def use_memory(monkeypatch: pytest.MonkeyPatch, readings: Iterable[int]) -> None:
+    """Let a GPU have these bytes in use, one after the other."""
+    used = iter(readings)
+    monkeypatch.setattr(used_memory, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
+    monkeypatch.setattr(
+        used_memory, "read_memory", lambda _: {"GPU-1": SimpleNamespace(used_bytes=next(used))}
+    )
+
+
+def test_memory_of_sessions_is_compared_without_that_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An MLP, then a model with one size and with four; each is served, and read before and after."""
+    use_memory(monkeypatch, (mib << 20 for mib in (50, 550, 60, 960, 70, 1170)))
+    bench = AcceptanceBench(quick(AcceptanceOptions("cpu")), tmp_path)
+    bench._sizes_memory()
+    assert bench.found.values["sizes memory"] == (1100 - 500) / (900 - 500)
+    assert not bench.found.is_met("sizes memory")
+    assert bench.found.notes == [
+        "bert fp32, int64 input: 900 MiB and 1100 MiB with batches of 64 and of 1, 8, 32, 64 rows, "
+        "of which 500 MiB are those of a process with an MLP"
+    ]
+
+
+def test_memory_of_sessions_needs_a_model_with_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If ONNX Runtime captures all sizes in one session, there is nothing to compare."""
+    use_memory(monkeypatch, range(6))
+    log = "bench: execution graph, one session for all sizes, 2 batches in flight; graph fused"
+    server = SimpleNamespace(check=lambda: None, log=lambda: log)
+    monkeypatch.setattr(AcceptanceBench, "_server", lambda *_, **__: contextlib.nullcontext(server))
+    bench = AcceptanceBench(quick(AcceptanceOptions("cuda:0")), tmp_path)
+    with pytest.raises(BenchedServerError, match="all sizes of the model have one session"):
+        bench._sizes_memory()
+
+
 def test_models_on_demand_are_measured_beside_a_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer of another model is counted as wrong, and the memory is read each second."""
-    monkeypatch.setattr(many_models, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
-    used = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(
-        many_models, "read_memory", lambda _: {"GPU-1": SimpleNamespace(used_bytes=next(used))}
-    )
+    use_memory(monkeypatch, range(0, 10_000, 100))
     bench = AcceptanceBench(quick(AcceptanceOptions("cpu")), tmp_path)
     bench._on_demand()
     values = bench.found.values
@@ -206,6 +245,53 @@ def test_models_that_share_a_device_are_compared_and_its_loss_is_noticed(tmp_pat
     bench._sharing()
     assert 0 < bench.found.values["sharing"] <= 1
     assert bench.found.is_met("lost")
+
+
+def serve_rates(monkeypatch: pytest.MonkeyPatch, *rates: float) -> list[dict[str, Any]]:
+    """Let servers answer so many rows a second, one after the other; returns the list of their settings."""
+    settings: list[dict[str, Any]] = []
+    left = iter(rates)
+
+    def start(*_: object, **options: Any) -> Any:
+        settings.append(options["settings"])
+        return contextlib.nullcontext(SimpleNamespace(check=lambda: None))
+
+    monkeypatch.setattr(AcceptanceBench, "_server", start)
+    monkeypatch.setattr(AcceptanceBench, "_load_row", lambda *_: SimpleNamespace(requests_per_s=next(left)))
+    for module in (acceptance, alone):
+        monkeypatch.setattr(module, "find_spec", lambda _: object())
+    return settings
+
+
+def test_tensorrt_is_compared_with_the_provider_that_it_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model, load and server, with one setting changed."""
+    settings = serve_rates(monkeypatch, 8000.0, 9000.0)
+    monkeypatch.setattr(ModelMaker, "make", lambda *_: None)
+    bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
+    bench._tensorrt()
+    assert settings == [{"provider": "cuda"}, {"provider": "tensorrt"}]
+    assert bench.found.values["tensorrt"] == 9000 / 8000
+
+
+def test_a_saved_model_is_compared_with_tensorflow_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow writes and measures it in a process of its own: by XLA, then in FP16 without."""
+    settings = serve_rates(monkeypatch, 90_000.0, 120_000.0)
+    commands: list[list[str]] = []
+
+    def measure(command: list[str], _: float) -> str:
+        commands.append(command)
+        return 'a warning\n{"rows_per_s": 100000}\n'
+
+    monkeypatch.setattr(alone, "output_of", measure)
+    bench = AcceptanceBench(AcceptanceOptions("cuda:0"), tmp_path)
+    bench._tensorflow()
+    assert settings == [{"xla": True, "batch_buckets": [1, 8, 64]}, {"batch_buckets": [1, 8, 64]}]
+    assert ["--fp16" in command for command in commands] == [False, True]
+    assert bench.found.values == {"tensorflow": 0.9, "tensorflow fp16": 1.2}
 
 
 @pytest.mark.long

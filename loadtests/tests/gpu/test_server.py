@@ -1,13 +1,16 @@
 """The server of the bench on a GPU."""
 
 import dataclasses
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import yaml
 
 from stoker.settings.loading import load_settings
 from stoker_bench.gpu.models import GpuModel
-from stoker_bench.gpu.server import ServingOptions, deployment
+from stoker_bench.gpu.server import GpuServer, ServingOptions, deployment
 
 
 def test_the_deployment_file_is_one(tmp_path: Path) -> None:
@@ -39,3 +42,16 @@ def test_further_models_are_served_alike(tmp_path: Path) -> None:
     first, second = document["models"]
     assert second == {**first, "name": "bench1", "path": str(tmp_path / "b.onnx")}
     assert first["optimize"] == "off"
+
+
+def test_busy_cores_are_processor_time_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all of the server's processes, in the seconds between entry and exit."""
+    model = GpuModel("mlp", "fp32", "float32", tmp_path / "model.onnx", "images", (2,))
+    server = GpuServer(model, ServingOptions("cpu"), tmp_path / "server")
+    used_s, clock_s = iter([100.0, 121.0]), iter([5.0, 8.0])
+    server._process.tree = SimpleNamespace(cpu_s=lambda: next(used_s))  # type: ignore[assignment]
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock_s))
+    cores: list[float] = []
+    with server.count_cores(cores):
+        pass
+    assert cores == [7.0]
