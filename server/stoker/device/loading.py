@@ -29,6 +29,7 @@ from stoker.runtimes.base import (
     RestoringRuntime,
     Runtime,
     SizedRuntime,
+    TokenRuntime,
     powers_of_two,
 )
 from stoker.samples.sample import find_sample_feeds
@@ -280,7 +281,9 @@ def _instances(deployment: Deployment, device: Device, runtime: Runtime) -> int:
     if deployment.instances is None:
         # A script need not be safe for several threads.
         several = forks and device.kind == "cuda" and deployment.framework != "script"
-        return GPU_INSTANCES if several else 1
+        if several:
+            return GPU_INSTANCES
+        return runtime.instances if isinstance(runtime, TokenRuntime) else 1
     if deployment.instances > 1 and not forks:
         raise LoadFailed(
             f"{deployment.name} cannot have {deployment.instances} instances: an entry script runs on one thread "

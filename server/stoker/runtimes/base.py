@@ -128,9 +128,11 @@ class TokenRuntime(Runtime, Protocol):
 
     Attributes:
         costs: How long it computes, by tokens; None if its rows run alone, or have one length.
+        instances: How many batches it runs at the same time on a CPU.
     """
 
     costs: TokenCosts | None
+    instances: int
 
 
 @runtime_checkable

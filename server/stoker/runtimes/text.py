@@ -111,11 +111,12 @@ class TextRuntime:
     Attributes:
         signature: Rows of tokens, and the outputs of a row.
         costs: Divides batches into parts of like length; None to run each row alone, without padding.
+        instances: See `TokenRuntime`; 1 unless the loader of its framework has set it.
         monitor: Inspects the parts that it runs.
         choice: See `ChosenRuntime`; empty unless the loader of its framework has set it.
     """
 
-    choice = ""
+    choice, instances = "", 1
 
     def __init__(
         self, run: Run, feeds: TokenFeeds, signature: Signature, costs: TokenCosts | None = None

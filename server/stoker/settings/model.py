@@ -187,7 +187,7 @@ class ModelSettings:
     instances: int | None = setting(
         None,
         number_of(int, 1, 16),
-        "batches to run at once per device process (default: 2 on a GPU, 1 on the CPU)",
+        "batches to run at once per device process (default: 2 on a GPU; 1 on the CPU, up to 4 for texts)",
     )
     batch_buckets: tuple[int, ...] | None = setting(
         None,

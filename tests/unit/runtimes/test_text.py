@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes import text as text_runtimes
 from stoker.runtimes.base import JoiningRuntime
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.text import TextRuntime
 from stoker.settings.text_input import TextInput
 from stoker.wire.texts import Tokenizing
@@ -61,6 +63,40 @@ def own_answers(folder: Path, *texts: Any) -> np.ndarray:
         taken = {one.name: np.array([feeds[one.name]]) for one in session.get_inputs()}
         answers.append(session.run(None, taken)[0])
     return np.concatenate(answers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "instances", "shares"),
+    [
+        ({"threads": 6}, 4, [(6, True), (1, False)]),
+        ({"threads": 6, "instances": 2}, 2, [(6, True), (3, False)]),
+        ({"threads": 6, "instances": 1}, 1, [(6, True)]),
+        ({"threads": 1}, 1, [(1, True)]),
+    ],
+)
+def test_batches_at_the_same_time_share_the_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, int],
+    instances: int,
+    shares: list[tuple[int, bool]],
+) -> None:
+    """Each session by its threads and whether they spin; all give the answers of the model."""
+    write_text_model(tmp_path)
+    monkeypatch.setattr("stoker.runtimes.onnx.loading._SHORT_S", 0)
+    opened, real = [], OnnxSessions.open
+
+    def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
+        opened.append((sessions.threads, sessions.spins))
+        return real(sessions)
+
+    monkeypatch.setattr(OnnxSessions, "open", open_session)
+    loaded = load(deployment(tmp_path, **settings), CPU)
+    assert (loaded.instances, opened) == (instances, shares)
+    rows = rows_of(tmp_path, *TEXTS)
+    with ThreadPoolExecutor(instances) as pool:
+        for (answers,) in pool.map(lambda _: loaded.runtime.run([rows]), range(4 * instances)):
+            assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
 
 
 def test_rows_have_the_answers_of_the_model(tmp_path: Path) -> None:

@@ -31,11 +31,13 @@ from stoker.runtimes.onnx.session_tensors import (
     without_source_positions,
 )
 from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
+from stoker.runtimes.onnx.shared_cores import share_cores
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
 from stoker.runtimes.packed import Run
 from stoker.runtimes.precision import check_precision, describe_difference
 from stoker.runtimes.rows_runtime import RowsRuntime
 from stoker.runtimes.sequence_runtime import keep_state
+from stoker.runtimes.text import TextRuntime
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import ModelTensors, Signature, TensorInfo
@@ -59,7 +61,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     on_cuda = device.kind == "cuda"
     graph = choose_graph(deployment, device, threads)
     source = graph.model
-    sessions = OnnxSessions(deployment, device, threads, source)
+    sessions = OnnxSessions(deployment, device, threads, source, spins=deployment.text is not None)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
@@ -96,7 +98,10 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
 
     computed_in = deployment.acceleration.precision if on_cuda else None
     read = partial(analyse_onnx, original)
-    runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
+    run, instances = share_cores(model.run, sessions)
+    runtime = wrap_model(deployment, run, tensors, rows_runtime, read, computed_in=computed_in)
+    if isinstance(runtime, TextRuntime):
+        runtime.instances = instances
     if on_cuda and isinstance(runtime, ChosenRuntime):
         # Models with free sizes have no choice: they run by plain calls.
         runtime.choice = (
