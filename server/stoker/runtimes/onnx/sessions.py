@@ -174,7 +174,7 @@ class OnnxSessions:
         threads: Threads of one operation on the CPU.
         model: The file, or a graph made from it.
         channels_last: Whether a GPU may have the channels of images last.
-        spins: Whether threads on the CPU wait for the next operation of a batch without sleeping.
+        spins: Whether threads on the CPU wait for the next operation for a while without sleeping.
     """
 
     deployment: Deployment
@@ -246,9 +246,9 @@ class OnnxSessions:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
-        # Threads that spin between batches would take the cores of the frontends.
-        spinning = ("force_spinning_stop", "1") if self.spins else ("intra_op.allow_spinning", "0")
-        options.add_session_config_entry(f"session.{spinning[0]}", spinning[1])
+        if not self.spins:
+            # Idle threads would take the cores of the frontends.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Failures are raised, and callers of this module log them.
         options.log_severity_level = _FATAL
