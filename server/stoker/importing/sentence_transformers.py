@@ -8,7 +8,6 @@ Nodes are chosen whose form is the same in all versions of ONNX.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,8 +39,10 @@ def pooled_model(folder: Path, target: Path) -> Path:
     Raises:
         RepositoryError: The folder has no ONNX file, or a step that is not known.
     """
-    if not is_installed("onnx"):
-        missing = f"pooling is added by onnx, which is not installed; {how_to_install('import')}"
+    if not (is_installed("onnx") and is_installed("safetensors")):
+        missing = (
+            f"pooling is added by onnx and safetensors, which are not installed; {how_to_install('import')}"
+        )
         raise RepositoryError(missing)
     import onnx
 
@@ -92,20 +93,6 @@ def _read_modules(folder: Path) -> tuple[Sequence[str], Sequence[tuple[str, Path
     return modes, steps[2:]
 
 
-def _read_tensors(file: Path) -> dict[str, np.ndarray]:
-    """Read tensors of float32 in the form of safetensors: the size of the head, the head, and the numbers."""
-    content = file.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    tensors = {}
-    for name, info in json.loads(content[8:start]).items():
-        if name != "__metadata__":
-            if info["dtype"] != "F32":
-                raise RepositoryError(f"{file} holds {info['dtype']}; save it as float32")
-            first, last = info["data_offsets"]
-            tensors[name] = np.frombuffer(content[start + first : start + last], "<f4").reshape(info["shape"])
-    return tensors
-
-
 class _Graph:
     """A graph to which nodes are added."""
 
@@ -131,6 +118,8 @@ class _Graph:
 
     def project(self, vector: str, folder: Path) -> str:
         """Add a `Dense` step."""
+        from safetensors.numpy import load_file
+
         activation = str(read_json(folder / "config.json").get("activation_function", "")).rpartition(".")[2]
         weights = folder / "model.safetensors"
         if activation not in _ACTIVATIONS or not weights.is_file():
@@ -138,7 +127,10 @@ class _Graph:
                 f"{folder} has the activation {activation}; known are {', '.join(_ACTIVATIONS)}, with weights in "
                 f"{weights.name}"
             )
-        tensors = _read_tensors(weights)
+        try:
+            tensors = load_file(weights)
+        except Exception as error:
+            raise RepositoryError(f"{weights} cannot be read: {error!r}") from error
         vector = self._add("MatMul", vector, self._constant(tensors["linear.weight"].T, np.float32))
         if "linear.bias" in tensors:
             vector = self._add("Add", vector, self._constant(tensors["linear.bias"], np.float32))

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from safetensors.numpy import save_file
 from tests.text_models import encoder_weights, write_encoder, write_tokenizer
 
 from stoker.errors import InvalidSettings, RepositoryError
@@ -116,35 +117,23 @@ def test_several_ways_are_joined(tmp_path: Path) -> None:
         assert np.allclose(run(target / "model.onnx")["sentence_embedding"], expected, atol=1e-5)
 
 
-def write_tensors(file: Path, **tensors: np.ndarray) -> None:
-    """Write them in the form of safetensors."""
-    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    content = b""
-    for name, array in tensors.items():
-        kind = {"float32": "F32", "float16": "F16"}[array.dtype.name]
-        place = [len(content), len(content) + array.nbytes]
-        head[name.replace("_", ".")] = {"dtype": kind, "shape": array.shape, "data_offsets": place}
-        content += array.tobytes()
-    described = json.dumps(head).encode()
-    file.write_bytes(len(described).to_bytes(8, "little") + described + content)
-
-
 @pytest.mark.parametrize(
     "activation", ["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"]
 )
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_dense_steps_project_the_vector(tmp_path: Path, activation: str, has_bias: bool) -> None:
+@pytest.mark.parametrize(("has_bias", "kind"), [(False, np.float32), (True, np.float32), (True, np.float16)])
+def test_dense_steps_project_the_vector(
+    tmp_path: Path, activation: str, has_bias: bool, kind: type[np.floating]
+) -> None:
     """In the order of the list: here before the normalisation."""
     steps = ("Transformer", "Pooling", "Dense", "Normalize")
     folder = write_folder(tmp_path / "folder", {}, steps=steps)
     random = np.random.default_rng(3)
-    weight, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (5,)))
+    weight, bias = (random.standard_normal(shape).astype(kind) for shape in ((5, 32), (5,)))
     dense = folder / "2_Dense"
     dense.mkdir()
     (dense / "config.json").write_text(json.dumps({"activation_function": activation}))
-    write_tensors(
-        dense / "model.safetensors", linear_weight=weight, **({"linear_bias": bias} if has_bias else {})
-    )
+    tensors = {"linear.weight": weight, **({"linear.bias": bias} if has_bias else {})}
+    save_file(tensors, dense / "model.safetensors")
     expected = (
         pooled(run(folder / "onnx" / "model.onnx")["last_hidden_state"], "mean") @ weight.T + bias * has_bias
     )
@@ -154,21 +143,25 @@ def test_dense_steps_project_the_vector(tmp_path: Path, activation: str, has_bia
     assert np.allclose(run(target / "model.onnx")["sentence_embedding"], expected, atol=1e-5)
 
 
-def test_dense_steps_that_are_not_known_are_refused(tmp_path: Path) -> None:
-    """Other activations, weights in a pickle, and weights of lower precision."""
+@pytest.mark.parametrize(
+    ("activation", "weights", "words"),
+    [
+        ("torch.nn.GELU", b"", "has the activation GELU; known are Identity, Tanh"),
+        ("torch.nn.Tanh", None, r"weights in model\.safetensors"),
+        ("torch.nn.Tanh", b"no tensors", r"model\.safetensors cannot be read"),
+    ],
+)
+def test_dense_steps_that_are_not_known_are_refused(
+    tmp_path: Path, activation: str, weights: bytes | None, words: str
+) -> None:
+    """Other activations, weights in a pickle, and files that hold something else."""
     folder = write_folder(tmp_path / "folder", {}, steps=("Transformer", "Pooling", "Dense"))
     (folder / "2_Dense").mkdir()
-    for activation, kind, words in (
-        ("torch.nn.GELU", np.float32, "has the activation GELU; known are Identity, Tanh"),
-        ("torch.nn.Tanh", None, r"weights in model\.safetensors"),
-        ("torch.nn.Tanh", np.float16, "holds F16; save it as float32"),
-    ):
-        (folder / "2_Dense" / "config.json").write_text(json.dumps({"activation_function": activation}))
-        if kind is not None:
-            write_tensors(folder / "2_Dense" / "model.safetensors", linear_weight=np.ones((2, 32), kind))
-        with pytest.raises(RepositoryError, match=words):
-            pooled_model(folder, tmp_path / "target")
-        (folder / "2_Dense" / "model.safetensors").unlink(missing_ok=True)
+    (folder / "2_Dense" / "config.json").write_text(json.dumps({"activation_function": activation}))
+    if weights is not None:
+        (folder / "2_Dense" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(RepositoryError, match=words):
+        pooled_model(folder, tmp_path / "target")
 
 
 def test_newer_graphs_pool_alike(tmp_path: Path) -> None:

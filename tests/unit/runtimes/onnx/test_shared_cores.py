@@ -1,4 +1,4 @@
-"""Which session runs a batch, by the batches that run beside it; sessions are puppets."""
+"""A batch alone runs in the session of all cores, batches beside it in the other one; sessions are puppets."""
 
 from typing import Any
 
