@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from packaging.requirements import Requirement
 
 from stoker.environments.installers import Installer, uv_command
@@ -24,8 +24,7 @@ class NoPython(EnvironmentUnusable):
     """There is no Python that the packages of a run allow, so other packages of the same file need not be tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class PythonChoice:
+class PythonChoice(Struct, frozen=True):
     """The Python versions that an environment allows.
 
     Attributes:

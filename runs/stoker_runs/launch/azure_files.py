@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name
@@ -110,8 +111,7 @@ _DEFAULT_PYTHON: Final = "python"
 _SPARK_SUBMIT: Final = "spark-submit"
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeFile:
+class ComputeFile(Struct, frozen=True):
     """The content of a `.compute` file.
 
     Attributes:
@@ -310,8 +310,7 @@ _UNUSED_KEYS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RunConfigFile:
+class RunConfigFile(Struct, frozen=True):
     """The content of a `.runconfig` file.
 
     Attributes:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from msgspec import Struct
+
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.json_files import read_json
@@ -52,8 +54,7 @@ print(json.dumps([list(sys.version_info[:3]), sys.executable, gpus, packages]))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class FailedPulls:
+class FailedPulls(Struct, frozen=True):
     """Images that could not be pulled in the last hour. A new attempt takes long, and most of them no longer exist.
 
     Attributes:
@@ -176,8 +177,7 @@ def _qualified_name(name: str, program: ContainerProgram) -> str:
     return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageContents:
+class ImageContents(Struct, frozen=True):
     """The Python, GPUs and packages that a container of an image has.
 
     Attributes:
@@ -280,8 +280,7 @@ def optional_container(
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerTemplate:
+class ContainerTemplate(Struct, frozen=True):
     """The program, image and settings from which containers are started."""
 
     settings: ContainerSettings
@@ -312,8 +311,7 @@ class ContainerTemplate:
         return words
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyImage:
+class ReadyImage(Struct, frozen=True):
     """An image that the container program has, and that was looked into.
 
     Attributes:
@@ -360,8 +358,7 @@ _NOT_YET: Final = frozenset({"created", "configured", "initialized"})
 _OVER: Final = frozenset({"exited", "stopped", "dead", "removing"})
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerState:
+class ContainerState(Struct, frozen=True):
     """The state of a container.
 
     Attributes:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, Self, runtime_checkable
+
+from msgspec import Struct, field
 
 from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
@@ -47,8 +48,7 @@ class Unreachable(EngineFailure):
     """The machine does not answer, but may do so later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One attempt of a run, as engines need it.
 
     Attributes:
@@ -87,8 +87,7 @@ class Presence(Enum):
     """Unknown: the machine does not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptState:
+class AttemptState(Struct, frozen=True):
     """The result of `observe`.
 
     Attributes:
@@ -177,8 +176,7 @@ class SettingsDiscovery(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCounts:
+class NodeCounts(Struct, frozen=True):
     """How many nodes a cluster has, in each of Azure's states.
 
     Attributes:

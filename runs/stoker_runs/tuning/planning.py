@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
 from stoker.system.wording import format_count
 from stoker_runs.records.states import FailureCode, RunFailure, Status
 from stoker_runs.tuning.definition import SweepDefinition
 from stoker_runs.tuning.policies import Curve, best_of, due_interval, termination_reason
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """The state of a child, as the planner needs it.
 
     Attributes:
@@ -25,7 +27,7 @@ class Child:
     """
 
     status: Status
-    curve: Curve = field(default_factory=lambda: Curve(()))
+    curve: Curve = msgspec.field(default_factory=lambda: Curve(()))
     evaluated: int = 0
     is_cancel_requested: bool = False
     failure: RunFailure | None = None
@@ -49,8 +51,7 @@ class Step:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How a sweep ends that nobody has cancelled.
 
     Attributes:

@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace

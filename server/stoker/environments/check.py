@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
+from msgspec import Struct
 from packaging.requirements import Requirement
 
 from stoker.environments.build import Built, Say, build_environment, find_built
@@ -22,8 +23,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.wording import format_count
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One mismatch between a model's requirements and an interpreter."""
 
     kind: Literal["missing", "version", "python"]

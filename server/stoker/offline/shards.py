@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from stoker.errors import InvalidSettings
 from stoker.offline.sent_answers import DONE_FOLDER
 from stoker.system.durable import replace_file
@@ -18,8 +20,7 @@ from stoker_base.trees import files_below
 _SHARD: Final = re.compile(r"([0-9]{1,6})/([1-9][0-9]{0,5})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """One of several parts of the work, each for a process of its own."""
 
     number: int = 0
@@ -36,8 +37,7 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Rows of one file, whose answers become one file.
 
     Attributes:

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.errors import InvalidInput, quoted
 from stoker.runtimes.packed import Feeds
@@ -56,8 +57,7 @@ class Texts:
         return "texts, and does not say how many numbers a row has (n_features_in_)"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column.
 
     Attributes:

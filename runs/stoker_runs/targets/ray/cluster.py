@@ -9,9 +9,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker_runs.records.states import FailureCode
@@ -25,8 +26,7 @@ _FAULT: Final = 500
 _DASHBOARD_PORT: Final = 8265
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True):
     """The state of a job on Ray.
 
     Attributes:

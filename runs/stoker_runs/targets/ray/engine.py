@@ -17,9 +17,10 @@ import contextlib
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -67,8 +68,7 @@ _HOLD: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(Struct, frozen=True):
     """A queue of attempts, and its workers."""
 
     folder: Path

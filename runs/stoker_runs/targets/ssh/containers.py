@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from msgspec import Struct
+
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
@@ -72,8 +74,7 @@ class _RemoteProgram(ContainerProgram):
         return self.call("build", "-t", name, "-f", f"{path}/Dockerfile", path, timeout_s=None)
 
 
-@dataclass(frozen=True, slots=True)
-class RunContainer:
+class RunContainer(Struct, frozen=True):
     """How to start the container of an attempt."""
 
     image: ReadyImage

@@ -11,9 +11,10 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file

@@ -16,9 +16,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import cut, quoted
 from stoker.models.mirrors import CACHE_VARIABLE, cache_limit_bytes
@@ -35,8 +36,7 @@ _SAID_FROM_BYTES: Final = 10_000_000
 _TRIES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FolderListing:
+class FolderListing(Struct, frozen=True):
     """The entries and contents of a folder.
 
     Attributes:
@@ -151,8 +151,7 @@ def _name_inside(path: Path) -> str:
     return f"/{path.name}" if path.is_file() else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Transfer:
+class _Transfer(Struct, frozen=True):
     """A folder on its way to an attempt's files on the machine.
 
     Attributes:

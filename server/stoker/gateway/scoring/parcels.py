@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.system.fd_passing import receive_packet
 
@@ -84,8 +85,7 @@ class _Unpickler(pickle.Unpickler):
         del pid
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTask:
+class DecodeTask(Struct, frozen=True):
     """The task of the reader, beside the body; without a dialect, the model's is used."""
 
     name: str

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.wire.protobuf import Buffer, FileBytes
 from stoker.wire.protobuf_message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A constant.
 
     Attributes:
@@ -30,15 +30,13 @@ class Tensor:
     content: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A reference, in an attribute of a node of a function, to an attribute of the function."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One node: an operator with its inputs, outputs and attributes."""
 
     operator: str
