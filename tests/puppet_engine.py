@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import RunFailure
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]
@@ -139,4 +139,4 @@ class PuppetEngine:
 
     def _reach(self) -> None:
         if self._machine.unreachable:
-            raise Unreachable(FailureCode.TARGET_UNUSABLE, self._machine.unreachable)
+            raise Unreachable(self._machine.unreachable)

@@ -160,7 +160,7 @@ class ContainerEngine(LocalEngine):
             return
         record = read_record(job.place)
         if record is None:
-            raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
+            raise EngineFailure("the run was not prepared", code=FailureCode.INTERNAL)
         program = _program(record)
         start_container(program, record, job.place)
 

@@ -119,10 +119,10 @@ class Image:
         if found is not None:
             return found
         raise EngineFailure(
-            FailureCode.IMAGE_NOT_FOUND,
             f"the image {wanted} is not here and cannot be pulled: {complaint}",
             f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
             "one of them as base_image, or as image of the compute target",
+            code=FailureCode.IMAGE_NOT_FOUND,
         )
 
     @classmethod
@@ -156,10 +156,10 @@ class Image:
             if not digest:
                 lines = (built.stdout + built.stderr).strip().splitlines()[-_SHOWN_LINES:]
                 raise EngineFailure(
-                    FailureCode.ENVIRONMENT_UNUSABLE,
                     f"the image of the Dockerfile cannot be built: {last_line(built.stderr)}",
                     "mend the Dockerfile; its folder is empty while it is built, so it can copy nothing",
-                    {"last_lines": lines},
+                    details={"last_lines": lines},
+                    code=FailureCode.ENVIRONMENT_UNUSABLE,
                 )
         return cls(name, digest)
 
@@ -218,7 +218,7 @@ def inspect_image(
             message = (
                 f"a container of {image.name} cannot be started: {complaint or f'status {done.returncode}'}"
             )
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+            raise EngineFailure(message)
     if seen is None:
         raise EngineFailure.of(_no_python(image, f"no {' and no '.join(wanted)}"))
     version, executable, found, packages = seen
@@ -433,7 +433,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
         started = program.call("start", record["container"], directory=directory)
         complaint = last_line(started.stderr)
     if started.returncode != 0:
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {complaint}")
+        raise EngineFailure(f"the container cannot be started: {complaint}")
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
@@ -445,7 +445,7 @@ def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> C
     if _is_missing(inspected.stderr):
         return None
     message = f"{program.kind} does not answer: {last_line(inspected.stderr)}"
-    raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message)
+    raise EngineFailure(message, code=FailureCode.DOCKER_UNAVAILABLE)
 
 
 def attempt_state_of_container(
@@ -478,7 +478,7 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
     removed = program.call("rm", "--force", "--volumes", record["container"])
     if removed.returncode != 0 and not _is_missing(removed.stderr):
         message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+        raise EngineFailure(message)
 
 
 def _is_missing(complaint: str) -> bool:

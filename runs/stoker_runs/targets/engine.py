@@ -22,7 +22,7 @@ from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunFailure
+from stoker_runs.records.states import FailureCode, RunFailure
 
 Say = Callable[[str], None]
 
@@ -33,7 +33,12 @@ class EngineFailure(OperatorError):
     code = "target_unusable"
 
     def __init__(
-        self, code: str, message: str, hint: str = "", details: Mapping[str, Any] | None = None
+        self,
+        message: str,
+        hint: str = "",
+        *,
+        code: str = FailureCode.TARGET_UNUSABLE,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.failure = RunFailure(code, message, hint, details or {})
@@ -41,7 +46,7 @@ class EngineFailure(OperatorError):
     @classmethod
     def of(cls, failure: RunFailure) -> Self:
         """Return the error with this reason."""
-        return cls(failure.code, failure.message, failure.hint, failure.details)
+        return cls(failure.message, failure.hint, code=failure.code, details=failure.details)
 
 
 class Unreachable(EngineFailure):

@@ -51,7 +51,7 @@ def working_directory(job: Job) -> Path:
         try:
             SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
         except SubmissionRefused as error:
-            raise EngineFailure(FailureCode.INTERNAL, str(error)) from error
+            raise EngineFailure(str(error), code=FailureCode.INTERNAL) from error
         staged.rename(work)
     for name in _RUN_FOLDERS:
         kept = job.folder.path / name
@@ -71,13 +71,13 @@ def check_fetched_data(job: Job, workspace: Workspace) -> None:
     try:
         now = data_digests(fetched, data_seen(job.snapshots_dir))
     except SubmissionRefused as error:
-        raise EngineFailure(FailureCode.INPUT_CHANGED, str(error), "submit the script again") from error
+        raise EngineFailure(str(error), "submit the script again", code=FailureCode.INPUT_CHANGED) from error
     for name, digest in now.items():
         if digest != job.record.data.get(name, digest):
             raise EngineFailure(
-                FailureCode.INPUT_CHANGED,
                 f"the input {name} was fetched again since the run was submitted, and has changed",
                 "submit the script again",
+                code=FailureCode.INPUT_CHANGED,
             )
 
 
@@ -156,8 +156,7 @@ def as_failure(problem: str) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{problem}: {error.strerror or error}{where}")
-        raise EngineFailure.of(failure) from error
+        raise EngineFailure(f"{problem}: {error.strerror or error}{where}") from error
 
 
 def environment_failure(error: EnvironmentUnusable, requested: RequestedEnvironment) -> RunFailure:
@@ -271,7 +270,7 @@ class LocalEngine:
             done = _run_program(command)
         if done.returncode not in (0, _STARTED_BEFORE):
             complaint = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {complaint}")
+            raise EngineFailure(f"the agent cannot be started: {complaint}")
 
     def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written, and whether it holds its lock."""

@@ -99,7 +99,7 @@ class SshEngine:
         if reply["status"] != 0 or found is None:
             message = f"{program} cannot be run on {self._settings.host}: {str(reply['complaints']).strip()}"
             hint = "name the program with --spark-submit; is this machine the head node of a Spark cluster?"
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message, hint)
+            raise EngineFailure(message, hint)
         return f"Spark {found[1]}, master {self._target.settings.get('master', YARN)}"
 
     def discover_settings(self) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ class SshEngine:
                 if job.record.definition.environment.get("kind") == "user"
                 else "change the environment file, or name a date with --as-of at which its packages fitted together"
             )
-            raise EngineFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint) from error
+            raise EngineFailure(str(error), hint, code=FailureCode.ENVIRONMENT_UNUSABLE) from error
 
     def _prepared(self, job: Job, say: Say) -> None:
         container = None if self.containers is None else self.prepare_container(self.containers, job, say)
@@ -221,7 +221,7 @@ class SshEngine:
 
     def _stop_if_over(self, job: Job) -> None:
         if job.attempt <= self._ended_attempt:
-            raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
+            raise EngineFailure("the run was told to end", code=FailureCode.INTERRUPTED)
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RunEnvironment:
         from stoker_runs.targets.porter_environment import prepare_by_porter
@@ -237,7 +237,7 @@ class SshEngine:
         self._stop_if_over(job)
         if not tree.is_dir():
             message = f"the snapshot {job.record.snapshot} is not in {job.snapshots_dir}"
-            raise EngineFailure(FailureCode.INTERNAL, message, "submit the script again")
+            raise EngineFailure(message, "submit the script again", code=FailureCode.INTERNAL)
         await send_folder(porter, job, tree, "work", say, digest=job.record.snapshot)
         for name in _RUN_FOLDERS:
             kept = job.folder.path / name
@@ -271,7 +271,7 @@ class SshEngine:
         if reply["status"] not in (0, _STARTED_BEFORE):
             last = str(reply["said"]).strip().rpartition("\n")[2] or f"it ended with status {reply['status']}"
             message = f"the agent cannot be started on {self._settings.host}: {last}"
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+            raise EngineFailure(message)
 
     def observe(self, job: Job) -> AttemptState:
         """Return the state of the attempt, and append new log lines."""

@@ -223,7 +223,6 @@ class Link:
             self._open.abort()
             reason = str(error) or f"nothing was heard for {timeout_s or 0:g} s"
             raise Unreachable(
-                FailureCode.TARGET_UNUSABLE,
                 f"{self._settings.host} does not answer: {reason}",
                 f"stoker targets check {self._settings.name}",
             ) from error
@@ -366,7 +365,7 @@ def _refused(settings: SshSettings) -> EngineFailure:
     else:
         credential = "every key of the SSH agent and of ~/.ssh"
         mend = f"let a key in there, or give the password: {settings.attach_line('--ask-password')}"
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{user} has refused {credential}", mend)
+    return EngineFailure(f"{user} has refused {credential}", mend)
 
 
 def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
@@ -375,9 +374,7 @@ def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
     else:
         problem, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
     return EngineFailure(
-        FailureCode.TARGET_UNUSABLE,
-        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {problem}",
-        mend,
+        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {problem}", mend
     )
 
 
@@ -393,4 +390,4 @@ def _unreachable(settings: SshSettings, error: BaseException) -> Unreachable:
         problem, hint = error.strerror or str(error), "is the machine on?"
     else:
         problem, hint = str(error) or type(error).__name__, "is that an SSH server?"
-    return Unreachable(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {problem}", hint)
+    return Unreachable(f"{settings.host} cannot be reached: {problem}", hint)

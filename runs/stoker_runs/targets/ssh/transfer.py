@@ -8,8 +8,8 @@ attempts/N/collected     which folders have come, a line each; `all` when nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -29,6 +29,7 @@ from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
+from stoker_runs.targets.local import as_failure
 from stoker_runs.targets.porter import Porter, Request
 
 _WORD_S: Final = 20.0
@@ -108,7 +109,7 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
     await transfer.send(tree, digest or tree.digest)
     if not await transfer.restore(digest or tree.digest):
         raise EngineFailure(
-            FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
+            f"{folder} has changed while it was sent", "submit the script again", code=FailureCode.INTERNAL
         )
 
 
@@ -129,16 +130,15 @@ async def send_data(porter: Porter, job: Job, name: str, say: Say) -> str:
     now = await asyncio.to_thread(data_digests, {name: str(path)}, data_seen(job.snapshots_dir))
     if now[name] != (digest or now[name]):
         raise EngineFailure(
-            FailureCode.INPUT_CHANGED,
             f"the input {name}, {path}, has changed since the run was submitted",
             "submit the script again",
+            code=FailureCode.INPUT_CHANGED,
         )
     for _ in range(_TRIES):
         await transfer.send(tree, now[name])
         if await transfer.restore(now[name]):
             return place
     raise EngineFailure(
-        FailureCode.TARGET_UNUSABLE,
         f"the data of other runs takes the room of the input {name} on the machine again and again",
         f"allow more by {CACHE_VARIABLE}",
     )
@@ -190,7 +190,6 @@ class _Transfer(Struct, frozen=True):
         )
         if not reply["has_room"]:
             raise EngineFailure(
-                FailureCode.TARGET_UNUSABLE,
                 f"{self.name} takes {limits['size_bytes'] / 1e9:.1f} GB, and with the data in use there are "
                 f"{limits['limit_bytes'] / 1e9:.1f} GB for files of runs on {self.porter.host}",
                 f"allow more by {CACHE_VARIABLE}",
@@ -229,7 +228,7 @@ def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Req
 
 def _unreadable(error: OSError) -> EngineFailure:
     message = f"{error.filename} cannot be read: {error.strerror}"
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+    return EngineFailure(message)
 
 
 _GROWING: Final = re.compile(
@@ -239,6 +238,8 @@ _GROWING: Final = re.compile(
 _PIECE_BYTES: Final = 1 << 20
 _FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "outputs", "work/logs": "logs"}
 _OF_THE_RUN: Final = ("outputs", "logs")
+local_errors: Final = functools.partial(as_failure, "the run's files cannot be written here")
+"""Turns errors of this machine into failures."""
 
 
 async def poll_attempt(
@@ -398,7 +399,7 @@ def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _refused(message: str) -> EngineFailure:
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+    return EngineFailure(message)
 
 
 def _install_folder(incoming: Path, place: Path, *, keep: bool) -> None:
@@ -446,14 +447,3 @@ def _replace(path: Path, content: Any) -> None:
     data = json.dumps(content).encode("ascii") + b"\n"
     if not path.exists() or path.read_bytes() != data:
         replace_file(path, data)
-
-
-@contextlib.contextmanager
-def local_errors() -> Iterator[None]:
-    """Turn errors of this machine into failures that say so."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        message = f"the run's files cannot be written here: {error.strerror or error}{where}"
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message) from error

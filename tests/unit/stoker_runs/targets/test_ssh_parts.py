@@ -78,7 +78,7 @@ def test_run_of_azure_needs_no_container_on_a_machine_without_them(
     """With a line, for lack of a program or of an image; one that names its image natively is refused."""
 
     def prepared(*_: object) -> None:
-        raise EngineFailure(code, "on box: there is none", "install docker")
+        raise EngineFailure("on box: there is none", "install docker", code=code)
 
     target = Target("box", "ssh", {"address": "host.lab"}).in_containers()
     engine = SshEngine(target, Workspace(tmp_path))
