@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,6 +19,7 @@ from typing import Any, Final, Self
 import msgspec
 import numpy as np
 import uvloop
+from msgspec.structs import replace
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_pipeline, puppet_service

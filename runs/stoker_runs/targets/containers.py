@@ -9,7 +9,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -83,8 +82,7 @@ class FailedPulls(Struct, frozen=True):
         return self.folder / f".{key}.not-pulled"
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """An image that the container program has."""
 
     name: str

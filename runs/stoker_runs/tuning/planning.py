@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Struct
@@ -34,8 +33,7 @@ class Child(Struct, frozen=True):
     logged: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The actions of one step.
 
     Attributes:
@@ -46,8 +44,8 @@ class Step:
     """
 
     starts: Sequence[int] = ()
-    ends: Mapping[int, str] = field(default_factory=dict)
-    evaluated: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, str] = msgspec.field(default_factory=dict)
+    evaluated: Mapping[int, int] = msgspec.field(default_factory=dict)
     is_over: bool = False
 
 

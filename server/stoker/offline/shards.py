@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from stoker.errors import InvalidSettings
@@ -110,8 +109,7 @@ def pieces_of(
         yield Piece(file, f"{name}-{shard.number:05}-of-{shard.count:05}", start, stop)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """The record of a scored piece, stored beside the answers after them.
 
     Attributes:
@@ -168,8 +166,8 @@ class Record:
         """Store the record, after its answers."""
         path = answers_path(folder, piece)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = dataclasses.replace(self, answers=answers, scored=scored)
-        replace_file(path, json.dumps(dataclasses.asdict(record)).encode(), 0o644)
+        record = msgspec.structs.replace(self, answers=answers, scored=scored)
+        replace_file(path, json.dumps(msgspec.structs.asdict(record)).encode(), 0o644)
 
 
 def answers_path(folder: Path, piece: Piece) -> Path:

@@ -86,7 +86,9 @@ def find_settings(
             "--target-ms, or take a faster device"
         )
     # The device has the time that the request's way leaves.
-    load = replace(load, target_ms=load.target_ms - beside_ms, most_rows_per_s=most_rows_per_s)
+    load = msgspec.structs.replace(
+        load, target_ms=load.target_ms - beside_ms, most_rows_per_s=most_rows_per_s
+    )
     found = search(space, load, step)
 
     def add_request_time(estimate: Estimate) -> Estimate:

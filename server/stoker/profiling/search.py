@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -37,8 +36,7 @@ _KNOWN_TIMES: Final = 8
 Step = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """The expected requests.
 
     Attributes:

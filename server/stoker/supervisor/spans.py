@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
 from stoker.metrics.journal import TracedRequest
 
 MAX_LINKS: Final = 128
@@ -17,8 +20,7 @@ _ROUNDS: Final = 1
 """After this many further readings no more requests of a batch are expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A span in the terms of OpenTelemetry.
 
     Attributes:
@@ -35,7 +37,7 @@ class Span:
     end_ns: int
     parent_id: str = ""
     of_caller: bool = False
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
     links: tuple[tuple[str, str], ...] = ()
     failed: bool = False
 

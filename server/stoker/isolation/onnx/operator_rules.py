@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Final, NoReturn, TypeVar
 
@@ -26,8 +25,7 @@ ML: Final = "ai.onnx.ml"
 _names = count()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A node applied to inputs of known state.
 
     Attributes:
