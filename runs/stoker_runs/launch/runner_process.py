@@ -355,13 +355,7 @@ def main(arguments: list[str]) -> int:
         runner.run()
     except Exception as error:  # noqa: BLE001  # the run must not stay as it is for ever
         _LOG.exception("the runner has failed")
-        runner.fail(
-            RunFailure(
-                FailureCode.INTERNAL,
-                f"the runner has failed: {error!r}",
-                f"its log is {folder.runner_log.name}",
-            )
-        )
+        runner.fail(runner_failure(folder, "the runner", error))
         return 1
     finally:
         _end_installers()
@@ -383,6 +377,12 @@ def _deliver(folder: RunFolder, workspace: Workspace) -> tuple[list[str], RunFai
     from stoker_runs.launch.outputs import store_outputs
 
     return store_outputs(folder, workspace)
+
+
+def runner_failure(folder: RunFolder, runner: str, error: Exception) -> RunFailure:
+    """Return the failure of a run whose runner has a defect."""
+    hint = f"its log is {folder.runner_log.name}"
+    return RunFailure(FailureCode.INTERNAL, f"{runner} has failed: {error!r}", hint)
 
 
 def acquire_runner_lock(folder: RunFolder) -> bool:

@@ -7,7 +7,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +27,7 @@ _LINES: Final = re.compile(
 )
 
 
-@dataclass(slots=True)
-class MetricStatistics:
+class MetricStatistics(Struct):
     """Statistics of one metric.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -42,8 +41,7 @@ class Span(Struct, frozen=True):
     failed: bool = False
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(Struct):
     model: str
     version: str
     trace_id: str
@@ -53,7 +51,7 @@ class _Batch:
     requests: int = 0
     rows: int = 0
     rounds: int = 0
-    links: list[tuple[str, str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 class SpanMaker:

@@ -12,7 +12,6 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -100,8 +99,7 @@ class DecodeTask(Struct, frozen=True):
     urgency: Urgency | None
 
 
-@dataclass(slots=True)
-class DecodedBody:
+class DecodedBody(Struct):
     """The decoded content of a body; its bytes are in the shared memory that comes with it.
 
     Attributes:

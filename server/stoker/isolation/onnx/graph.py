@@ -6,7 +6,6 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +50,7 @@ class Node(Struct, frozen=True):
         return f"{self.operator} {name!r}"
 
 
-@dataclass(slots=True)
-class Graph:
+class Graph(Struct):
     """The graph of a model, or a subgraph in an attribute.
 
     Attributes:
@@ -71,8 +69,7 @@ Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
 """The value of an attribute; None if it is too long to keep."""
 
 
-@dataclass(slots=True)
-class OnnxFunction:
+class OnnxFunction(Struct):
     """A function defined in the model file."""
 
     name: str
@@ -84,8 +81,7 @@ class OnnxFunction:
     opsets: dict[str, int]
 
 
-@dataclass(slots=True)
-class OnnxModel:
+class OnnxModel(Struct):
     """A model: its graph, opset versions by domain, and its functions."""
 
     graph: Graph
