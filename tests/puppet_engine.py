@@ -85,7 +85,8 @@ class PuppetEngine:
     def prepare(self, job: Job, say: Say) -> None:
         self._machine.at("prepare")
         if self._machine.refuses is not None:
-            raise EngineFailure.of(self._machine.refuses)
+            failure = self._machine.refuses
+            raise EngineFailure(failure.message, failure.hint, code=failure.code, details=failure.details)
         for line in self._machine.says:
             say(line)
         job.place.mkdir(parents=True, exist_ok=True)

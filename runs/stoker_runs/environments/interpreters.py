@@ -65,12 +65,7 @@ class PythonChoice(Struct, frozen=True):
         reason = f"it is not {where}" if self.wanted else f"runs need Python 3.{_OLDEST_FOR_RUNS} or newer"
         return f"Python {self.specification.python_text} is asked for, but {reason}: Python {python} is used"
 
-    def missing(
-        self,
-        where: str,
-        here: Sequence[str],
-        advice: str,
-    ) -> NoPython:
+    def missing(self, where: str, here: Sequence[str], advice: str) -> NoPython:
         """The error for a machine or an image without any of them.
 
         Args:

@@ -329,7 +329,6 @@ def main(arguments: list[str]) -> int:
         _close_interactive(folder)
         return 0
     store = RunStore(workspace.runs_dir)
-    target_failure: StokerError | None = None
     try:
         definition = folder.record().definition
         target = find_target(workspace.targets_dir, definition.target)
@@ -346,9 +345,7 @@ def main(arguments: list[str]) -> int:
             lambda folder: _deliver(folder, workspace),
         )
     except StokerError as error:
-        target_failure = error
-    if target_failure is not None:
-        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(target_failure))
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(error))
         end_run(folder, Refused(failure), max(folder.state().since_ms, 1))
         return 1
     try:

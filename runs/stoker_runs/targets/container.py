@@ -99,7 +99,7 @@ class ContainerEngine(LocalEngine):
             try:
                 environment, mounts = self._environment_in(image, job, requested, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure.of(environment_failure(error, requested)) from error
+                raise environment_failure(error, requested) from error
             self._write(job, image, environment, mounts)
 
     def _environment_in(

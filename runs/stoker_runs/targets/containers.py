@@ -17,7 +17,7 @@ from msgspec import Struct
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.json_files import read_json
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import KUBERNETES, RAY, SPARK, ContainerSettings, Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
@@ -211,33 +211,31 @@ def inspect_image(
             break
         complaint = last_line(done.stderr)
         if gpus and any(word in complaint.lower() for word in _GPU_WORDS):
-            raise EngineFailure.of(_gpus_missing(program, image, gpus, complaint))
+            raise _gpus_missing(program, image, gpus, complaint)
         if done.returncode != _NO_COMMAND:
-            message = (
-                f"a container of {image.name} cannot be started: {complaint or f'status {done.returncode}'}"
-            )
-            raise EngineFailure(message)
+            complaint = complaint or f"status {done.returncode}"
+            raise EngineFailure(f"a container of {image.name} cannot be started: {complaint}")
     if seen is None:
-        raise EngineFailure.of(_no_python(image, f"no {' and no '.join(wanted)}"))
+        raise _no_python(image, f"no {' and no '.join(wanted)}")
     version, executable, found, packages = seen
     if tuple(version[:2]) < _OLDEST:
-        raise EngineFailure.of(_no_python(image, f"Python {'.'.join(map(str, version))} alone"))
+        raise _no_python(image, f"Python {'.'.join(map(str, version))} alone")
     if len(found) < gpus:
         why = f"it sees {len(found)}: {', '.join(found)}" if found else "it sees none"
-        raise EngineFailure.of(_gpus_missing(program, image, gpus, why))
+        raise _gpus_missing(program, image, gpus, why)
     return ImageContents(str(executable), tuple(version), tuple(found), dict(packages))
 
 
-def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> RunFailure:
+def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> EngineFailure:
     counted = f"{gpus} GPU{'s were' if gpus > 1 else ' was'} asked for in the container of {image.name}"
-    return RunFailure(FailureCode.GPU_NOT_FOUND, f"{counted}: {why}", _GPU_HINTS[program.kind])
+    return EngineFailure(f"{counted}: {why}", _GPU_HINTS[program.kind], code=FailureCode.GPU_NOT_FOUND)
 
 
-def _no_python(image: Image, found: str) -> RunFailure:
-    return RunFailure(
-        FailureCode.ENVIRONMENT_UNUSABLE,
+def _no_python(image: Image, found: str) -> EngineFailure:
+    return EngineFailure(
         f"the image {image.name} has {found}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
         "name an image that has it, such as docker.io/library/python:3.11-slim, or add it in a Dockerfile",
+        code=FailureCode.ENVIRONMENT_UNUSABLE,
     )
 
 
@@ -475,8 +473,8 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
     """Kill the processes of a container and remove it. A missing container is no error."""
     removed = program.call("rm", "--force", "--volumes", record["container"])
     if removed.returncode != 0 and not _is_missing(removed.stderr):
-        message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
-        raise EngineFailure(message)
+        complaint = last_line(removed.stderr)
+        raise EngineFailure(f"the container {record['container']} cannot be removed: {complaint}")
 
 
 def _is_missing(complaint: str) -> bool:

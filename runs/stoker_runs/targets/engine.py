@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -42,11 +42,6 @@ class EngineFailure(OperatorError):
     ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.failure = RunFailure(code, message, hint, details or {})
-
-    @classmethod
-    def of(cls, failure: RunFailure) -> Self:
-        """Return the error with this reason."""
-        return cls(failure.message, failure.hint, code=failure.code, details=failure.details)
 
 
 class Unreachable(EngineFailure):

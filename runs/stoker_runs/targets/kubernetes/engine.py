@@ -158,15 +158,8 @@ class KubernetesEngine(SharedWorkspaceEngine):
     def _words(job: Job, folder: Path) -> list[str]:
         if job.record.definition.nodes == 1:
             return ["work", str(folder), "--idle", "0"]
-        return [
-            "member",
-            str(folder),
-            str(job.place),
-            "--node",
-            "$(JOB_COMPLETION_INDEX)",
-            "--host",
-            "$(HOST)",
-        ]
+        options = ["--node", "$(JOB_COMPLETION_INDEX)", "--host", "$(HOST)"]
+        return ["member", str(folder), str(job.place), *options]
 
     def _create(self, name: str, words: Sequence[str], definition: Definition) -> None:
         command = [self._python, str(self.agent_archive()), *words]

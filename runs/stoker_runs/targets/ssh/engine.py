@@ -35,6 +35,7 @@ from stoker_runs.targets.engine import (
     start_content,
     write_start,
 )
+from stoker_runs.targets.local import RUN_FOLDERS, STARTED_BEFORE
 from stoker_runs.targets.porter import Porter
 from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
 from stoker_runs.targets.ssh.link import Link
@@ -47,10 +48,8 @@ from stoker_runs.targets.ssh.transfer import (
     send_folder,
 )
 
-_STARTED_BEFORE: Final = 3
 _RENEWALS: Final = 10
 """How often a lease is renewed in the time that it lasts."""
-_RUN_FOLDERS: Final = ("outputs", "logs")
 _AGAIN_S: Final = 2.0
 _SPARK_SUBMIT: Final = "spark-submit"
 _SPARK_VERSION: Final = re.compile(r"version ([0-9]+\.[0-9.]+)")
@@ -239,7 +238,7 @@ class SshEngine:
             message = f"the snapshot {job.record.snapshot} is not in {job.snapshots_dir}"
             raise EngineFailure(message, "submit the script again", code=FailureCode.INTERNAL)
         await send_folder(porter, job, tree, "work", say, digest=job.record.snapshot)
-        for name in _RUN_FOLDERS:
+        for name in RUN_FOLDERS:
             kept = job.folder.path / name
             if kept.is_dir() and not kept.is_symlink() and any(kept.iterdir()):
                 await send_folder(porter, job, kept, f"work/{name}", say)
@@ -268,10 +267,9 @@ class SshEngine:
             reply, _ = self._link.ask(op="start", run=job.record.id, attempt=job.attempt, timeout_s=60.0)
         except Unreachable:
             return
-        if reply["status"] not in (0, _STARTED_BEFORE):
+        if reply["status"] not in (0, STARTED_BEFORE):
             last = str(reply["said"]).strip().rpartition("\n")[2] or f"it ended with status {reply['status']}"
-            message = f"the agent cannot be started on {self._settings.host}: {last}"
-            raise EngineFailure(message)
+            raise EngineFailure(f"the agent cannot be started on {self._settings.host}: {last}")
 
     def observe(self, job: Job) -> AttemptState:
         """Return the state of the attempt, and append new log lines."""

@@ -29,7 +29,7 @@ from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
-from stoker_runs.targets.local import as_failure
+from stoker_runs.targets.local import RUN_FOLDERS, as_failure
 from stoker_runs.targets.porter import Porter, Request
 
 _WORD_S: Final = 20.0
@@ -227,8 +227,7 @@ def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Req
 
 
 def _unreadable(error: OSError) -> EngineFailure:
-    message = f"{error.filename} cannot be read: {error.strerror}"
-    return EngineFailure(message)
+    return EngineFailure(f"{error.filename} cannot be read: {error.strerror}")
 
 
 _GROWING: Final = re.compile(
@@ -237,7 +236,6 @@ _GROWING: Final = re.compile(
 )
 _PIECE_BYTES: Final = 1 << 20
 _FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "outputs", "work/logs": "logs"}
-_OF_THE_RUN: Final = ("outputs", "logs")
 local_errors: Final = functools.partial(as_failure, "the run's files cannot be written here")
 """Turns errors of this machine into failures."""
 
@@ -285,11 +283,11 @@ async def collect(porter: Porter, job: Job) -> None:
     _, data = await porter.ask(op="list", run=job.record.id, attempt=job.attempt, names=list(_FOLDERS))
     listing: dict[str, list[list[Any]]] = json.loads(data)
     for there, here in _FOLDERS.items():
-        if here in _collected(job) or not (listing[there] or here in _OF_THE_RUN):
+        if here in _collected(job) or not (listing[there] or here in RUN_FOLDERS):
             continue
         incoming = await _fetch(porter, job, there, checked_entries(listing[there]), here)
         with local_errors():
-            place = (job.folder.path if here in _OF_THE_RUN else job.place) / here
+            place = (job.folder.path if here in RUN_FOLDERS else job.place) / here
             _install_folder(incoming, place, keep=seen["agent"] is None)
             _record_collected(job, here)
     with local_errors():
