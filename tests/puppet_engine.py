@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import RunFailure
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]
@@ -85,7 +85,8 @@ class PuppetEngine:
     def prepare(self, job: Job, say: Say) -> None:
         self._machine.at("prepare")
         if self._machine.refuses is not None:
-            raise EngineFailure.of(self._machine.refuses)
+            failure = self._machine.refuses
+            raise EngineFailure(failure.message, failure.hint, code=failure.code, details=failure.details)
         for line in self._machine.says:
             say(line)
         job.place.mkdir(parents=True, exist_ok=True)
@@ -139,4 +140,4 @@ class PuppetEngine:
 
     def _reach(self) -> None:
         if self._machine.unreachable:
-            raise Unreachable(FailureCode.TARGET_UNUSABLE, self._machine.unreachable)
+            raise Unreachable(self._machine.unreachable)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import msgspec
 
 from stoker.control.frontend_messages import Ask, Refusal, Reply
 from stoker.gateway.administration import AdminAccess, Administration, admin_key
@@ -55,5 +56,7 @@ class PuppetSupervisor:
         assert self._gateway.administration is not None
         entries = self._entries(ask) if callable(self._entries) else self._entries
         self._gateway.administration.accept_reply(
-            replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, entries)
+            msgspec.structs.replace(self.refusal, ticket=ask.ticket)
+            if self.refusal
+            else Reply(ask.ticket, entries)
         )

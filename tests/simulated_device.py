@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from stoker.simulation.scheduler import PlannedScheduler, run_instances
@@ -44,7 +44,7 @@ A100: Final = Curve(1.7, 0.25, 64)
 def joined(parts: Sequence[Requests]) -> Requests:
     """Merge the requests of several streams in order of arrival."""
     order = np.concatenate([part.at_ns for part in parts]).argsort(kind="stable")
-    names = [field.name for field in dataclasses.fields(Requests)]
+    names = Requests.__struct_fields__
     return Requests(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
 
 
@@ -53,4 +53,4 @@ def run_alone(
 ) -> Outcome:
     """Simulate the requests with one batch at a time."""
     outcome = run_instances(requests, curve, table, planned, jitter, 1, lambda _: 1.0)
-    return dataclasses.replace(outcome, refused_rows=planned.refused_rows)
+    return msgspec.structs.replace(outcome, refused_rows=planned.refused_rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
@@ -21,116 +21,90 @@ from typing import Final
 from stoker_run.azureml_modules import FINDER as UNOFFERED_MODULES
 from stoker_run.azureml_modules import explain_missing_modules, find_in_package
 
-_OURS: Final = "stoker_azure."
 _EXPLAINED: Final = "azureml."
 _SDK: Final = "stoker_azure.sdk."
-_SERVER_API: Final = "azureml_inference_server_http.api."
-_SCHEMA: Final = "stoker_azure.inference_schema."
+_OF_SDK: Final[Mapping[str, str]] = {
+    "core": "core core.keyvault core.linked_service core.private_endpoint",
+    "authentication": "core.authentication",
+    "compute": (
+        "core.compute core.compute.adla core.compute.aks core.compute.amlcompute core.compute.batch "
+        "core.compute.compute core.compute.computeinstance core.compute.databricks core.compute.datafactory "
+        "core.compute.dsvm core.compute.hdinsight core.compute.kubernetescompute core.compute.kusto "
+        "core.compute.remote core.compute.synapse core.compute_target"
+    ),
+    "environment": "core.conda_dependencies core.container_registry core.environment",
+    "run_configuration": "core.databricks core.runconfig core.script_run_config",
+    "run": "core.experiment core.run core.script_run train.widgets widgets",
+    "estimators": "train.dnn train.estimator train.sklearn",
+    "hyperdrive": (
+        "train.hyperdrive train.hyperdrive.parameter_expressions train.hyperdrive.policy "
+        "train.hyperdrive.run train.hyperdrive.runconfig train.hyperdrive.sampling"
+    ),
+    "open_datasets": "opendatasets",
+    "tensorboard": "tensorboard tensorboard.export",
+    "pipelines": "pipeline.core pipeline.steps",
+    "dataset": (
+        "core.dataset data data.abstract_dataset data.context_managers data.datacache "
+        "data.dataset_consumption_config data.dataset_factory data.dataset_type_definitions "
+        "data.file_dataset data.output_dataset_config data.tabular_dataset"
+    ),
+    "datastore": (
+        "core.datastore data.abstract_datastore data.azure_data_lake_datastore data.azure_my_sql_datastore "
+        "data.azure_postgre_sql_datastore data.azure_sql_database_datastore data.azure_storage_datastore "
+        "data.data_reference data.datapath data.dbfs_datastore data.hdfs_datastore data.sql_data_reference "
+        "data.stored_procedure_parameter"
+    ),
+    "inference_config": "core.image core.image.container core.image.image core.image.unknown_image",
+    "model": (
+        "core.model core.webservice core.webservice.aci core.webservice.aks "
+        "core.webservice.container_resource_requirements core.webservice.local "
+        "core.webservice.unknown_webservice core.webservice.webservice"
+    ),
+    "profile": "core.profile",
+    "registered_model": "core.resource_configuration",
+    "workspace": "core.workspace",
+}
+"""The modules of the SDK, and what each is called at Azure behind `azureml.`."""
+_OTHERS: Final[Mapping[str, str]] = {
+    "stoker_azure.aml_request": "azureml_inference_server_http.api.aml_request",
+    "stoker_azure.aml_response": "azureml_inference_server_http.api.aml_response",
+    # By way of the name above: where the real server package is installed, both have to be its module.
+    "azureml_inference_server_http.api.aml_request": "azureml.contrib.services.aml_request",
+    "azureml_inference_server_http.api.aml_response": "azureml.contrib.services.aml_response",
+    "stoker_azure.parallel_run": "azureml_user.parallel_run",
+    # Imports of scripts that AutoML has written.
+    "stoker_azure.automl": (
+        "azureml.automl.core.shared.log_server azureml.automl.core.shared.logging_utilities "
+        "azureml.telemetry azureml.train.automl"
+    ),
+    "stoker_run.faces.azureml.mlflow": "azureml.mlflow",
+    "stoker_run.faces.azureml.logging": "azureml.logging",
+    "stoker_azure.exceptions": "azureml.exceptions",
+    "stoker_azure.monitoring": (
+        "azureml.ai.monitoring azureml.ai.monitoring.collector azureml.ai.monitoring.context "
+        "azureml.monitoring azureml.monitoring.modeldatacollector"
+    ),
+    "stoker_azure.inference_schema.decorators": (
+        "inference_schema.schema_decorators inference_schema.schema_util"
+    ),
+    "stoker_azure.inference_schema.standard": (
+        "inference_schema.parameter_types.abstract_parameter_type "
+        "inference_schema.parameter_types.standard_py_parameter_type"
+    ),
+    "stoker_azure.inference_schema.numpy_arrays": "inference_schema.parameter_types.numpy_parameter_type",
+    "stoker_azure.inference_schema.pandas_frames": "inference_schema.parameter_types.pandas_parameter_type",
+    "stoker_azure.inference_schema.spark_frames": "inference_schema.parameter_types.spark_parameter_type",
+}
 
 
-def _several(package: str, modules: str, target: str) -> dict[str, str]:
-    """The same module under several names in a package."""
-    return {f"{package}.{module}": target for module in modules.split()}
+def _imports() -> Iterator[tuple[str, str]]:
+    for module, names in _OF_SDK.items():
+        yield from ((f"{_EXPLAINED}{name}", f"{_SDK}{module}") for name in names.split())
+    for module, names in _OTHERS.items():
+        yield from ((name, module) for name in names.split())
 
 
-IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        f"{_SERVER_API}aml_request": f"{_OURS}aml_request",
-        f"{_SERVER_API}aml_response": f"{_OURS}aml_response",
-        # By way of the name above: where the real server package is installed, both have to be its module.
-        "azureml.contrib.services.aml_request": f"{_SERVER_API}aml_request",
-        "azureml.contrib.services.aml_response": f"{_SERVER_API}aml_response",
-        "azureml_user.parallel_run": f"{_OURS}parallel_run",
-        # Imports of scripts that AutoML has written.
-        "azureml.automl.core.shared.log_server": f"{_OURS}automl",
-        "azureml.automl.core.shared.logging_utilities": f"{_OURS}automl",
-        "azureml.telemetry": f"{_OURS}automl",
-        "azureml.train.automl": f"{_OURS}automl",
-        # Imports of code for training and deployment.
-        "azureml.core": f"{_SDK}core",
-        "azureml.core.authentication": f"{_SDK}authentication",
-        "azureml.core.compute": f"{_SDK}compute",
-        **_several(
-            "azureml.core.compute",
-            "adla aks amlcompute batch compute computeinstance databricks datafactory dsvm hdinsight "
-            "kubernetescompute kusto remote synapse",
-            f"{_SDK}compute",
-        ),
-        # Where the exception for an unknown compute target was once to be found.
-        "azureml.core.compute_target": f"{_SDK}compute",
-        "azureml.core.conda_dependencies": f"{_SDK}environment",
-        "azureml.core.databricks": f"{_SDK}run_configuration",
-        "azureml.core.experiment": f"{_SDK}run",
-        "azureml.core.run": f"{_SDK}run",
-        "azureml.core.runconfig": f"{_SDK}run_configuration",
-        "azureml.core.script_run": f"{_SDK}run",
-        "azureml.core.script_run_config": f"{_SDK}run_configuration",
-        "azureml.train.dnn": f"{_SDK}estimators",
-        "azureml.train.estimator": f"{_SDK}estimators",
-        "azureml.train.hyperdrive": f"{_SDK}hyperdrive",
-        **_several(
-            "azureml.train.hyperdrive",
-            "parameter_expressions policy run runconfig sampling",
-            f"{_SDK}hyperdrive",
-        ),
-        "azureml.train.sklearn": f"{_SDK}estimators",
-        "azureml.mlflow": "stoker_run.faces.azureml.mlflow",
-        "azureml.opendatasets": f"{_SDK}open_datasets",
-        "azureml.tensorboard": f"{_SDK}tensorboard",
-        "azureml.tensorboard.export": f"{_SDK}tensorboard",
-        "azureml.train.widgets": f"{_SDK}run",
-        "azureml.widgets": f"{_SDK}run",
-        "azureml.logging": "stoker_run.faces.azureml.logging",
-        "azureml.pipeline.core": f"{_SDK}pipelines",
-        "azureml.pipeline.steps": f"{_SDK}pipelines",
-        "azureml.core.dataset": f"{_SDK}dataset",
-        "azureml.core.datastore": f"{_SDK}datastore",
-        "azureml.data": f"{_SDK}dataset",
-        **_several(
-            "azureml.data",
-            "abstract_datastore azure_data_lake_datastore azure_my_sql_datastore azure_postgre_sql_datastore "
-            "azure_sql_database_datastore azure_storage_datastore data_reference datapath dbfs_datastore "
-            "hdfs_datastore sql_data_reference stored_procedure_parameter",
-            f"{_SDK}datastore",
-        ),
-        **_several(
-            "azureml.data",
-            "abstract_dataset context_managers datacache dataset_consumption_config dataset_factory "
-            "dataset_type_definitions file_dataset output_dataset_config tabular_dataset",
-            f"{_SDK}dataset",
-        ),
-        "azureml.core.container_registry": f"{_SDK}environment",
-        "azureml.core.environment": f"{_SDK}environment",
-        "azureml.core.image": f"{_SDK}inference_config",
-        "azureml.core.image.container": f"{_SDK}inference_config",
-        "azureml.core.image.image": f"{_SDK}inference_config",
-        "azureml.core.image.unknown_image": f"{_SDK}inference_config",
-        **_several("azureml.core", "keyvault linked_service private_endpoint", f"{_SDK}core"),
-        "azureml.core.model": f"{_SDK}model",
-        "azureml.core.profile": f"{_SDK}profile",
-        "azureml.core.resource_configuration": f"{_SDK}registered_model",
-        "azureml.core.webservice": f"{_SDK}model",
-        **_several(
-            "azureml.core.webservice",
-            "aci aks container_resource_requirements local unknown_webservice webservice",
-            f"{_SDK}model",
-        ),
-        "azureml.core.workspace": f"{_SDK}workspace",
-        "azureml.exceptions": f"{_OURS}exceptions",
-        "azureml.ai.monitoring": f"{_OURS}monitoring",
-        "azureml.ai.monitoring.collector": f"{_OURS}monitoring",
-        "azureml.ai.monitoring.context": f"{_OURS}monitoring",
-        "azureml.monitoring": f"{_OURS}monitoring",
-        "azureml.monitoring.modeldatacollector": f"{_OURS}monitoring",
-        "inference_schema.schema_decorators": f"{_SCHEMA}decorators",
-        "inference_schema.schema_util": f"{_SCHEMA}decorators",
-        "inference_schema.parameter_types.abstract_parameter_type": f"{_SCHEMA}standard",
-        "inference_schema.parameter_types.standard_py_parameter_type": f"{_SCHEMA}standard",
-        "inference_schema.parameter_types.numpy_parameter_type": f"{_SCHEMA}numpy_arrays",
-        "inference_schema.parameter_types.pandas_parameter_type": f"{_SCHEMA}pandas_frames",
-        "inference_schema.parameter_types.spark_parameter_type": f"{_SCHEMA}spark_frames",
-    }
-)
+IMPORTS: Final[Mapping[str, str]] = MappingProxyType(dict(_imports()))
 """The module that is provided under each name. One whose name leads to further entries must not be a package: Python
 would load what lies in its folder a second time, under the other name."""
 

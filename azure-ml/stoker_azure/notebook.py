@@ -9,9 +9,10 @@ import re
 import string
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 _LINE_MAGIC: Final = re.compile(r"\s*(?:[\w, ]+=\s*)?(?:%\w|!|\?)|.*\w\?{1,2}\s*$")
 _OF_DISPLAY: Final = re.compile(r"\s*%(?:matplotlib|config|load_ext|reload_ext|autoreload|pylab)\b")
@@ -26,8 +27,7 @@ class NotebookRefused(Exception):
     """A notebook cannot be run; the message says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
+class _Cell(Struct, frozen=True):
     """A cell of code.
 
     Attributes:

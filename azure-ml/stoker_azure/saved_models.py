@@ -17,8 +17,6 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-__all__ = ["READERS", "SAVED_BY", "hand_over", "keras_of"]
-
 READERS: Final[Mapping[str, str]] = MappingProxyType(
     {"tf_keras": "tf_keras.src.saving.saving_api", "keras": "keras.src.saving.saving_api"}
 )

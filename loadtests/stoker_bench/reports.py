@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from stoker_bench.contestants.contest import Case, Slice, disturbance, ratio, standing
 
 UNKNOWN = "–"
@@ -94,8 +96,7 @@ def at_most(text: str, measured: float | None, most: float) -> Iterator[Bound]:
         yield Bound(text, measured, measured <= most)
 
 
-@dataclass(frozen=True)
-class CaseResult:
+class CaseResult(Struct, frozen=True):
     """All slices of one case; entry i of every contestant lies in the same round.
 
     Attributes:

@@ -7,11 +7,11 @@ import socket
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.errors import OperatorError
 from stoker.wire.row_files import Bytes, find_idx, read_idx
@@ -74,8 +74,7 @@ _Part = tuple[Bytes, Bytes]
 """Images uint8[n, 28, 28] and labels uint8[n]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Digits:
+class Digits(Struct, frozen=True):
     """Rows of 784 grey values in 0..1 (white on black, row by row) and their classes.
 
     Attributes:

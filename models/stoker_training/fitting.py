@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from stoker_training.frameworks import keras, tf
 
@@ -75,8 +75,7 @@ _VALIDATION_BATCH_ROWS = 1000
 _PATIENCE_EPOCHS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """A fitted network.
 
     Attributes:
@@ -156,8 +155,7 @@ def fit(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(Struct, frozen=True):
     """The split of digits into training and validation rows, and the batch size."""
 
     digits: Digits

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 
@@ -12,8 +13,7 @@ Network = Literal["softmax", "mlp", "cnn"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSpec:
+class TrainingSpec(Struct, frozen=True):
     """One training, fully described: the same spec on the same machine gives the same weights.
 
     Attributes:
@@ -38,8 +38,7 @@ class TrainingSpec:
             raise InvalidSettings(f"seed must be between 0 and {2**32 - 1}, got {self.seed}")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
+class TrainingResult(Struct, frozen=True):
     """A trained model and its place.
 
     Attributes:

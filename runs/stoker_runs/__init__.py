@@ -8,10 +8,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from stoker_runs.sweeps import (
-        Bandit,
-        Hyperband,
-        MedianStopping,
-        TruncationSelection,
         choice,
         lognormal,
         loguniform,
@@ -25,6 +21,7 @@ if TYPE_CHECKING:
         uniform,
     )
     from stoker_runs.tracking import get_run, list_runs, start_run, submit
+    from stoker_runs.tuning.policies import Bandit, Hyperband, MedianStopping, TruncationSelection
 
 __all__ = [  # by __getattr__
     "Bandit",
@@ -56,4 +53,6 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     home = "tracking" if name in ("get_run", "list_runs", "start_run", "submit") else "sweeps"
+    if name[0].isupper():
+        home = "tuning.policies"
     return getattr(import_module(f"stoker_runs.{home}"), name)

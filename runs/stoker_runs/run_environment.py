@@ -15,10 +15,12 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -50,8 +52,7 @@ _FIRST_WITH_CUDA: Final = "2.14"
 _FIRST_WITH_KERAS_3: Final = "2.16"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedPackages:
+class RequestedPackages(Struct, frozen=True):
     """The packages that a run asks for.
 
     Attributes:
@@ -158,7 +159,7 @@ def prepare_environment(
     built = obtain_environment(builder, requested, folder, environments_dir, say, gpus)
     if _LEGACY_KERAS not in built.packages and os.environ.keys() & _KERAS_2.keys():
         # The submitting process may use Keras 2; the script gets the Keras that its file names.
-        return replace(built, variables={**built.variables, **dict.fromkeys(_KERAS_2, "0")})
+        return msgspec.structs.replace(built, variables={**built.variables, **dict.fromkeys(_KERAS_2, "0")})
     return built
 
 

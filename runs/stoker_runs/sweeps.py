@@ -29,27 +29,7 @@ from stoker_runs.tuning.definition import (
     new_seed,
     sampler,
 )
-from stoker_runs.tuning.policies import Bandit, Hyperband, MedianStopping, Policy, TruncationSelection
-
-__all__ = [
-    "Bandit",
-    "Hyperband",
-    "MedianStopping",
-    "SubmitOptions",
-    "Sweep",
-    "TruncationSelection",
-    "choice",
-    "lognormal",
-    "loguniform",
-    "normal",
-    "qlognormal",
-    "qloguniform",
-    "qnormal",
-    "quniform",
-    "randint",
-    "tune",
-    "uniform",
-]
+from stoker_runs.tuning.policies import Policy
 
 
 def choice(*values: Any) -> Expression:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from stoker_runs.launch.configuration import read_duration_s
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.inputs import find_input
 from stoker_runs.launch.interactive import InteractiveRun
-from stoker_runs.launch.runners import adopt
+from stoker_runs.launch.runners import Clock, adopt
 from stoker_runs.launch.submission import Request
 from stoker_runs.launch.submission import resume as resume_run
 from stoker_runs.launch.submission import submit as submit_request
@@ -34,10 +33,6 @@ from stoker_runs.records.summary import RunSummary
 
 if TYPE_CHECKING:
     from stoker.models.registered import Registered
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -148,7 +143,7 @@ class Run:
 
     def cancel(self, *, grace_s: float | None = None) -> None:
         """Request the run to end; `wait` returns when it has."""
-        self._folder.request_cancel("by its user", _now_ms(), grace_s)
+        self._folder.request_cancel("by its user", Clock().now_ms(), grace_s)
         adopt(self._folder, self._workspace)
 
     def resume(self) -> None:
@@ -161,7 +156,7 @@ class Run:
 
     def tag(self, **labels: str | None) -> None:
         """Set tags; a tag that is None is removed."""
-        self._folder.change_tags(labels, _now_ms())
+        self._folder.change_tags(labels, Clock().now_ms())
 
     def download(self, prefix: str = "", to: str | os.PathLike[str] | None = None) -> list[str]:
         """Copy its files whose names begin with the prefix; returns these names.

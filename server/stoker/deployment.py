@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
+from msgspec import Struct
+
 from stoker.settings.choices import WORDS, Acceleration, Adjustments, Admission, Late, NonFinite, Tier
 from stoker.settings.collection import CollectionSettings
 from stoker.settings.image_input import ImageInput
@@ -45,8 +47,7 @@ _BOOSTERS: Final = {
 _BOOSTER_SUFFIXES: Final = (".bst", ".json", ".txt", ".ubj")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """The device that a model runs on.
 
     In a device process the model's GPU is the only one visible to CUDA, and so the first: frameworks use ordinal 0,
@@ -87,8 +88,7 @@ class Device:
         return "cpu" if self.kind == "cpu" else "cuda:0"
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTensor:
+class DeclaredTensor(Struct, frozen=True):
     """One input or output as callers see it.
 
     Attributes:
@@ -105,8 +105,7 @@ class DeclaredTensor:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """The tensors of a model.
 
     Attributes:
@@ -119,8 +118,7 @@ class Declaration:
     batched: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUpInput:
+class WarmUpInput(Struct, frozen=True):
     """One input of a warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:
@@ -137,8 +135,7 @@ class WarmUpInput:
     file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUpRequest:
+class WarmUpRequest(Struct, frozen=True):
     """A warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:

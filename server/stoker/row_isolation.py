@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class RowIsolation:
+
+class RowIsolation(Struct, frozen=True):
     """The result of testing a model's rows when it was loaded, or while it served.
 
     Attributes:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 Batching = Literal["merge", "handle", "requests", "none"]
 """How requests to a script that takes whole bodies are batched: by merging their bodies into one, by gathering their
 calls of the model, by calling a script that takes several requests, or not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptForm:
+class ScriptForm(Struct, frozen=True):
     """The calling convention of a script that takes whole bodies.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from stoker.settings.choices import ControlKind
 
@@ -28,8 +29,7 @@ ID_BYTES: Final = 2 + 4 * MAX_ID_CHARS
 _NAME: Final = struct.Struct("<qq")
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(Struct, frozen=True):
     """An input of a model that the server fills in.
 
     Attributes:

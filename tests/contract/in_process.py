@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import uvloop
+from msgspec.structs import replace
 from tests.http.raw_http import Answer, Connection, Headers, bearer, request
 from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_pipeline, puppet_service
@@ -238,7 +239,9 @@ class InProcessServer:
     def _add_pipeline(self, pipeline: Pipeline, slot: int) -> None:
         service = puppet_pipeline(pipeline, self.gateway.directory.models, self.memory, slot)
         longest_ns = max(one.limits.timeout_ns for one in self.gateway.directory.services.values())
-        service.limits = replace(service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES)
+        service.limits = msgspec.structs.replace(
+            service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES
+        )
         service.refresh()
         self.gateway.route(pipeline.name, service.served_model(slot))
 

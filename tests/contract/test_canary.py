@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from tests.contract.in_process import KEY, InProcessServer
 from tests.http.raw_http import bearer
@@ -34,7 +34,7 @@ def split(server: InProcessServer, header: bytes = b"") -> None:
     first, second = (server.gateway.directory.models[name].versions[number].service for name, number in _HOME)
     assert first is not None
     assert second is not None
-    second.facts = dataclasses.replace(second.facts, version="2")
+    second.facts = msgspec.structs.replace(second.facts, version="2")
     served = {one.version: ServedVersion(VersionStatus(0, "AVAILABLE"), one) for one in (first, second)}
     server.gateway.route("model", ServedModel(served, "1", {"next": "2"}, Split({"1": 3, "2": 1}, header)))
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from tests.contract.in_process import InProcessServer, script
 
@@ -112,7 +113,7 @@ class _SchemaOfLists:
     def __init__(self, runtime: Runtime) -> None:
         form = runtime.signature.script
         assert form is not None
-        form = dataclasses.replace(form, swagger_versions=("3", "3.1"))
+        form = msgspec.structs.replace(form, swagger_versions=("3", "3.1"))
         self.signature = dataclasses.replace(runtime.signature, script=form)
         self.run = runtime.run
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.contract.in_process import DOORS, InProcessServer
 from tests.http.raw_http import Answer, bearer
@@ -48,7 +48,7 @@ class Limited:
             several=False,
             clock_ns=self.clock,
         )
-        service.limits = dataclasses.replace(service.limits, quotas=quotas)
+        service.limits = msgspec.structs.replace(service.limits, quotas=quotas)
 
     def ask(self, path: str, body: bytes, door: str = "direct", key: str | None = None) -> Answer:
         """Ask through a door."""
@@ -160,7 +160,7 @@ def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: s
     assert service.limits.quotas is not None
     number = list(FORMS).index(form) * len(DOORS) + list(DOORS).index(door)
     shared = service.limits.quotas.of_models(ModelLimit("mod*", number, rows_per_s=1.0))
-    service.limits = dataclasses.replace(service.limits, urgency=DEFAULT_URGENCY._replace(shared=shared))
+    service.limits = msgspec.structs.replace(service.limits, urgency=DEFAULT_URGENCY._replace(shared=shared))
     try:
         answer = limited.ask(path, body, door, limited.free_key)
         assert (answer.status, answer.header("ratelimit")) == (200, '"rows";r=1;t=1')
@@ -172,4 +172,4 @@ def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: s
         limited.clock.advance_ms(1000)
         assert limited.ask(path, body, door).status == 200
     finally:
-        service.limits = dataclasses.replace(service.limits, urgency=None)
+        service.limits = msgspec.structs.replace(service.limits, urgency=None)

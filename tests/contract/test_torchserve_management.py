@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.contract.in_process import InProcessServer
 from tests.http.raw_http import Answer, bearer
@@ -33,7 +34,7 @@ def running() -> Iterator[InProcessServer]:
         files = Deployment("resnet", 1, "onnx", Path("store/resnet.onnx"), Path("store"), 4, 1 << 20)
         service = gateway.directory.services["resnet"]
         deployment = replace(files, max_delay_ms=2.0, devices=("cpu", "cuda:0"), adjustments=CHANGED)
-        service.facts = replace(service.facts, framework="onnx", deployment=deployment)
+        service.facts = msgspec.structs.replace(service.facts, framework="onnx", deployment=deployment)
         known = gateway.directory.models["resnet"]
         ended = ServedVersion(VersionStatus(9, "END", "unloaded"))
         gateway.directory.models["resnet"] = ServedModel({**known.versions, "2": ended}, known.default)

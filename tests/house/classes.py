@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from tests.house.sources import Module
+
+_RECORDS: Final = ("dataclass", "Struct")
+"""The words in the head of a class whose annotations are its attributes."""
 
 
 def widths_of_classes(modules: Iterable[Module]) -> list[tuple[int, str]]:
@@ -29,7 +33,9 @@ def _assigned_attributes(node: ast.ClassDef) -> Iterator[str]:
             and inner.value.id == "self"
         ):
             yield inner.attr
-            if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            if any(
+                word in ast.unparse(one) for one in (*node.decorator_list, *node.bases) for word in _RECORDS
+            ):
                 yield from _fields(node)
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -60,7 +61,7 @@ async def _listener(
     gateway = Gateway(ModelDirectory(services), memory)
     if bodies is not None:
         gateway.bodies = bodies
-        services["a"].limits = replace(services["a"].limits, max_body_bytes=6 * MIB)
+        services["a"].limits = msgspec.structs.replace(services["a"].limits, max_body_bytes=6 * MIB)
     listener = Listener(app, gateway, [sock])
     await listener.start()
     try:

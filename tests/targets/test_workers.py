@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.live_server import marked_processes, wait_until
 from tests.patience import PROGRAM_S
 from tests.targets.conftest import Bench

@@ -8,9 +8,10 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from stoker.commands.terminal import note
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError

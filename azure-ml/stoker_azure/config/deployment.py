@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from msgspec import Struct
+
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings
@@ -27,8 +29,7 @@ Kind = Literal["aks", "aci", "local"]
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A setting.
 
     Attributes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import read_address
@@ -55,8 +56,7 @@ _STORE_PATH: Final = re.compile(r"azureml://datastores/([^/]+)/paths/(.*)")
 _OUTPUT_KEYS: Final = ("type", "path")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandJob:
+class CommandJob(Struct, frozen=True):
     """A command job.
 
     Attributes:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import checked_name, name_from_file
@@ -53,8 +56,7 @@ _BODIES: Final = {
 """The collections of Azure that are bodies of requests and answers, under the names that they have here."""
 
 
-@dataclass(frozen=True, slots=True)
-class OnlineModel:
+class OnlineModel(Struct, frozen=True):
     """The model of a deployment: either registered or a path.
 
     Attributes:
@@ -113,8 +115,7 @@ class OnlineModel:
         return folder
 
 
-@dataclass(frozen=True, slots=True)
-class OnlineEnvironment:
+class OnlineEnvironment(Struct, frozen=True):
     """The packages of a deployment.
 
     Attributes:
@@ -403,15 +404,14 @@ _ENDPOINT_SCHEMA: Final = "onlineendpoint.schema.json"
 _ALL: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class OnlineEndpoint:
+class OnlineEndpoint(Struct, frozen=True):
     """A checked online endpoint.
 
     Attributes:
         values: The given settings, by dotted name; empty without a file.
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = msgspec.field(default_factory=dict)
     source: str = "endpoint"
 
     @classmethod

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.settings.readers import read_flag, read_text, read_value, unknown_setting
@@ -20,8 +21,7 @@ from stoker_azure.config.readers import read_texts, whole_number
 _CPU: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m?)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class OnlineField:
+class OnlineField(Struct, frozen=True):
     """A setting.
 
     Attributes:

@@ -7,9 +7,10 @@ count only where they say what is served: `stoker serve` without PATH and models
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_json
@@ -46,8 +47,7 @@ SERVER_VARIABLES: Final = (*_OF_THE_SCRIPT, *_SETTINGS, *_READ_BY_SETTINGS, *_WI
 """Every variable that is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class AzureServer:
+class AzureServer(Struct, frozen=True):
     """The settings in the variables of Azure's inference server.
 
     Attributes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker_azure.inference_schema.standard import AbstractParameterType, StandardPythonParameterType
 
@@ -32,8 +33,7 @@ __all__ = [
 _MARK: Final = "__stoker_schemas__"
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSchemas:
+class FunctionSchemas(Struct, frozen=True):
     """The schemas of one function; each decorator adds to those below it.
 
     Attributes:
@@ -64,7 +64,7 @@ class FunctionSchemas:
             "example": dict.fromkeys(names, ""),
         }
         described = self.input or undescribed
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             input={
                 "type": "object",
@@ -86,7 +86,7 @@ class FunctionSchemas:
         """
         if self.output is not None:
             raise ValueError(f"Error, output schema already defined for function: {self.name}.")
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self, output=copy.deepcopy(schema), versions=self.versions.intersection(versions)
         )
 

@@ -7,8 +7,9 @@ process of this machine, or pods of the cluster that its compute target stands f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from msgspec import Struct
 
 from stoker_azure.config.deployment import Kind
 from stoker_azure.exceptions import ModelNotFoundException, WebserviceException
@@ -319,8 +320,7 @@ class AksEndpoint(AksWebservice):
         self.update(**given)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointVersion:
+class EndpointVersion(Struct, frozen=True, kw_only=True):
     """A version of an endpoint.
 
     Attributes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from msgspec import Struct
 
 from stoker_azure.exceptions import ModelNotFoundException, NotOffered, WebserviceException
 from stoker_azure.model_path import find_model_path
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RegisteredModel", "ResourceConfiguration", "model_ids", "refuse_parts"]
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceConfiguration:
+class ResourceConfiguration(Struct, frozen=True):
     """The resources that a container of the model would get on Azure."""
 
     cpu: float | None = None

@@ -7,9 +7,10 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
+
+from msgspec.structs import replace
 
 from stoker_azure.exceptions import (
     ExperimentExecutionException,

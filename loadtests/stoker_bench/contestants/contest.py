@@ -17,6 +17,7 @@ from typing import Protocol
 from urllib.parse import urljoin
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stoker.system.wording import format_count
@@ -146,8 +147,7 @@ BATCH_SUM = re.compile(rb"^stoker_batch_rows_sum(?:\{[^}]*\})? (\S+)", re.MULTIL
 BATCH_COUNT = re.compile(rb"^stoker_batch_rows_count(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """CPU seconds of the server, of the load generators that have ended, and of the whole machine."""
 
     wall_s: float

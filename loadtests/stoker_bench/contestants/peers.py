@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from stoker.errors import OperatorError
 from stoker.system.wording import format_count
@@ -26,8 +28,7 @@ NUMPY = "numpy==2.4.6"
 COMMON = (NUMPY, "onnxruntime==1.31.1")
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """Where a peer runs.
 
     Attributes:
@@ -46,8 +47,7 @@ class Site:
         return self.environment / "bin"
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """Another server.
 
     Attributes:

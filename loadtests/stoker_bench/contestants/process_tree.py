@@ -6,17 +6,16 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from msgspec import Struct
 
 KILL_TIMEOUT_S, KILL_POLL_S = 5.0, 0.005
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Memory of one process or a sum over several."""
 
     pss_bytes: int

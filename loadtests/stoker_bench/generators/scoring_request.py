@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stoker.errors import InvalidSettings
@@ -26,8 +27,7 @@ def random_rows(count: int, row_shape: tuple[int, ...], seed: int = 11) -> NDArr
     return values.astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """How a server wants rows and gives outputs.
 
     Attributes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stoker_bench.networks.graph_builder import GraphBuilder
@@ -25,8 +25,7 @@ MASKED: Final = -1e4
 """The number added to the scores of padding; FP16 can hold it."""
 
 
-@dataclass(frozen=True)
-class BertSizes:
+class BertSizes(Struct, frozen=True):
     """Sizes of a network.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stoker_bench.networks.graph_builder import GraphBuilder, float_values
@@ -18,8 +18,7 @@ OUTPUT_NAME = "logits"
 IMAGE_SHAPE: Final = (3, 224, 224)
 
 
-@dataclass(frozen=True)
-class Mlp:
+class Mlp(Struct, frozen=True):
     """A perceptron with ReLU between its layers and none after the last.
 
     Attributes:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import INPUT_NAME, WIDTHS, seeded_mlp
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(Struct, frozen=True):
     """A model of one float32 input.
 
     Attributes:

@@ -9,8 +9,6 @@ from typing import List, Optional
 from stoker_run import agent
 from stoker_run.attempt import Refused, read_start
 
-__all__ = ["main"]
-
 _REFUSED = 2
 _ALREADY_STARTED = 3
 

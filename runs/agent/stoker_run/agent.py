@@ -26,9 +26,6 @@ from stoker_run.logs import Log, last_lines, traceback_in
 from stoker_run.processes import Watchdog
 from stoker_run.ranks import collect_outputs, local_peers, rank_variables, visible_gpus, working_folder
 
-__all__ = ["Agent", "AlreadyStarted", "ExitReport", "ProcessGroup", "RankProcess", "Stop", "lock", "run"]
-
-
 _READ_BYTES = 1 << 16
 _DRAIN_S = 1.0
 

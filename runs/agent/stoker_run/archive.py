@@ -8,8 +8,6 @@ from typing import Dict, Optional
 
 import stoker_base
 
-__all__ = ["archive_bytes", "digest", "read_entries", "unpack", "write_archive"]
-
 _PACKAGE = Path(__file__).parent
 # A folder that a porter has unpacked is named by the digest of its zip.
 _UNPACKED = re.compile(r"[0-9a-f]{64}$")

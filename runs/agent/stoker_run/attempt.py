@@ -7,18 +7,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from stoker_run.json_files import read_json
 
-__all__ = [
-    "KEY",
-    "OUTPUTS",
-    "VERSION",
-    "Refused",
-    "Start",
-    "attempt_key",
-    "read_start",
-    "variables",
-]
-
-
 VERSION = 1
 """Of the contract between runner and agent."""
 

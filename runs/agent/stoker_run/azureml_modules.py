@@ -10,8 +10,6 @@ import sys
 from types import ModuleType
 from typing import Any, Optional, Sequence
 
-__all__ = ["FINDER", "explain_missing_modules", "find_in_package", "import_standard_modules"]
-
 _EXPLAIN = (
     "explain the model by packages that need no Azure, such as interpret-community or shap, listed in the script's "
     "environment, and keep what they find by run.upload_file"

@@ -12,8 +12,6 @@ from stoker_run.records import Recorder, has_labels
 if TYPE_CHECKING:
     from stoker_run.run import Run
 
-__all__ = ["ChildRuns"]
-
 _CHILDREN_AT_MOST = 100
 _CHILD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 

@@ -10,8 +10,6 @@ from stoker_run.offline_run import OfflineRun
 from stoker_run.records import Recorder
 from stoker_run.run import Experiment, Run, RunWorkspace
 
-__all__ = ["current", "is_submitted", "run_of"]
-
 _known: Dict[str, Run] = {}
 _offline: Dict[str, OfflineRun] = {}
 

@@ -2,8 +2,6 @@
 
 from typing import Optional
 
-__all__ = ["AzureMLException", "NotOffered", "RunEnvironmentException", "UserErrorException"]
-
 
 class AzureMLException(Exception):
     """Base of what scripts catch."""

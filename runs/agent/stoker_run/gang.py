@@ -26,8 +26,6 @@ from stoker_run.json_files import read_json, replace_json
 from stoker_run.processes import signal_with_parent
 from stoker_run.worker import LOST, Worker, take_next
 
-__all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang", "run_member"]
-
 PEER = "another node has failed"
 """The reason that the other nodes get when one has failed."""
 

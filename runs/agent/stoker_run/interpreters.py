@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
-__all__ = ["find_pythons", "installed_packages"]
-
 _NAMED = re.compile(r"python3(\.[0-9]+)?$")
 _PROBE = "import json, sys; print(json.dumps([sys.executable] + list(sys.version_info[:3])))"
 _PATHS = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"

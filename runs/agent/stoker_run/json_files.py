@@ -8,16 +8,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, Iterator, Optional
 
-__all__ = [
-    "Appender",
-    "append_json",
-    "compact",
-    "read_json",
-    "read_json_lines",
-    "replace_bytes",
-    "replace_json",
-]
-
 _HELD_LINES = 100000
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 

@@ -2,8 +2,6 @@
 
 from typing import Any, Dict, Optional
 
-__all__ = ["KerasLogger"]
-
 
 class KerasLogger:
     """Logs the metrics of each epoch, with the epoch as the step: `model.fit(…, callbacks=[KerasLogger()])`.

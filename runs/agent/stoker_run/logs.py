@@ -6,8 +6,6 @@ from collections import deque
 from pathlib import Path
 from typing import Deque, List, Optional
 
-__all__ = ["Log", "last_lines", "traceback_in"]
-
 _REDRAWN_EVERY_S = 1.0
 _RETRIED_EVERY_S = 1.0
 _HELD_BYTES = 8 << 20

@@ -6,8 +6,6 @@ from typing import Any, Dict, Optional
 
 from stoker_run.exceptions import UserErrorException
 
-__all__ = ["MetricLogger"]
-
 
 class MetricLogger:
     """Checks the values of metrics, and hands them to the methods that keep them."""

@@ -31,8 +31,6 @@ from stoker_run.json_files import read_json, read_json_lines
 from stoker_run.records import from_json, read_events
 from stoker_run.run import Run as StokerRun
 
-__all__ = ["Store"]
-
 _EXPERIMENT_ID = "0"
 
 

@@ -12,8 +12,6 @@ from stoker_run import processes
 from stoker_run.attempt import attempt_key
 from stoker_run.json_files import read_json, replace_json
 
-__all__ = ["check", "observe", "stop", "sweep"]
-
 _GROWING = ("metrics.jsonl", "events.jsonl", "process_info.json", "process_status.json", "agent.log")
 
 

@@ -9,8 +9,6 @@ from stoker_run.exceptions import NotOffered
 from stoker_run.metric_logger import MetricLogger
 from stoker_run.records import column, read_metrics, to_json
 
-__all__ = ["OfflineRun"]
-
 _PRINTED = {"residuals": "residual"}
 
 

@@ -33,9 +33,6 @@ from stoker_run import interpreters, observing
 from stoker_run.__main__ import main
 from stoker_run.json_files import replace_bytes, replace_json
 
-__all__ = ["ContentStore", "Porter", "local_name", "remove_unused_environments", "sent_name", "serve"]
-
-
 _CHUNK_BYTES = 1 << 20
 _KEPT_S = 30 * 86400.0
 _ENVIRONMENTS_KEPT_S = 60 * 86400.0

@@ -10,18 +10,6 @@ from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from stoker_run.attempt import KEY
 
-__all__ = [
-    "Watchdog",
-    "adopt_orphans",
-    "descendants",
-    "kill",
-    "read_stat",
-    "signal_with_parent",
-    "start",
-    "sweep",
-]
-
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEPS = 50

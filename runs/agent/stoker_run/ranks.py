@@ -13,8 +13,6 @@ from typing import Dict, List, Optional
 from stoker_base.trees import remove_tree
 from stoker_run.attempt import OUTPUTS, Start
 
-__all__ = ["collect_outputs", "free_ports", "local_peers", "rank_variables", "visible_gpus", "working_folder"]
-
 
 def local_peers(count: int) -> List[str]:
     """Addresses on this machine with ports that were free a moment ago, one for each process."""

@@ -14,20 +14,6 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 from stoker_run.attempt import OUTPUTS
 from stoker_run.json_files import Appender, compact, read_json_lines
 
-__all__ = [
-    "Recorder",
-    "column",
-    "from_json",
-    "has_labels",
-    "lines",
-    "outside_name",
-    "read_events",
-    "read_metrics",
-    "scalar",
-    "to_json",
-]
-
-
 _TEXTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 Scalar = Union[int, float, bool, str]

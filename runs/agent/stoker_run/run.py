@@ -13,8 +13,6 @@ from stoker_run.metric_logger import MetricLogger
 from stoker_run.records import Recorder, read_events
 from stoker_run.run_files import RunFiles
 
-__all__ = ["Experiment", "Inputs", "Run", "RunWorkspace"]
-
 
 class RunWorkspace:
     """A script's view of its workspace."""

@@ -9,8 +9,6 @@ from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import UserErrorException
 from stoker_run.records import Recorder, outside_name
 
-__all__ = ["PendingModel", "RunFiles"]
-
 
 class PendingModel:
     """A model that Stoker registers after the script ended.

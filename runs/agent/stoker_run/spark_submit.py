@@ -24,8 +24,6 @@ from typing import Any, Dict, Iterator, List
 
 from stoker_run.attempt import OUTPUTS
 
-__all__ = ["drive", "main"]
-
 _APPLICATION = re.compile(r"(application_[0-9]+_[0-9]+)\s+(\S+)")
 _VARIABLES = ("STOKER_", "AZUREML_", "MLFLOW_")
 _DRIVER = (

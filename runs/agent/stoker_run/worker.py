@@ -24,8 +24,6 @@ from stoker_run.attempt import Refused, attempt_key, read_start
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.ranks import free_ports
 
-__all__ = ["CURRENT", "LOST", "Worker", "daemon_of", "take_next"]
-
 CURRENT = "current"
 """The file of a worker's folder with the attempt that it runs."""
 LOST = "lost.json"

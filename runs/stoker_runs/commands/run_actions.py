@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from stoker.commands.terminal import note
 from stoker.errors import InvalidSettings

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.build import Say
@@ -42,8 +43,7 @@ _BECAUSE = ", since the pins do not fit what is there today"
 _Built = TypeVar("_Built")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """An environment to build.
 
     Attributes:

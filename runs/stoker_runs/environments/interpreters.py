@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from packaging.requirements import Requirement
 
 from stoker.environments.installers import Installer, uv_command
@@ -24,8 +24,7 @@ class NoPython(EnvironmentUnusable):
     """There is no Python that the packages of a run allow, so other packages of the same file need not be tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class PythonChoice:
+class PythonChoice(Struct, frozen=True):
     """The Python versions that an environment allows.
 
     Attributes:
@@ -66,12 +65,7 @@ class PythonChoice:
         reason = f"it is not {where}" if self.wanted else f"runs need Python 3.{_OLDEST_FOR_RUNS} or newer"
         return f"Python {self.specification.python_text} is asked for, but {reason}: Python {python} is used"
 
-    def missing(
-        self,
-        where: str,
-        here: Sequence[str],
-        advice: str,
-    ) -> NoPython:
+    def missing(self, where: str, here: Sequence[str], advice: str) -> NoPython:
         """The error for a machine or an image without any of them.
 
         Args:

@@ -9,9 +9,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
@@ -20,8 +22,7 @@ from stoker_run.interpreters import installed_packages
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedEnvironment:
+class RequestedEnvironment(Struct, frozen=True):
     """The requested environment of a run.
 
     Attributes:
@@ -44,16 +45,15 @@ class RequestedEnvironment:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RequestedEnvironment:
         """Inverse of `to_json`."""
-        return cls(**{name: str(content[name]) for name in cls.__dataclass_fields__ if name in content})
+        return cls(**{name: str(content[name]) for name in cls.__struct_fields__ if name in content})
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnvironment:
+class RunEnvironment(Struct, frozen=True):
     """An environment that is ready for use."""
 
     interpreter: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
-    packages: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    packages: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def use_interpreter(requested: RequestedEnvironment, folder: Path) -> RunEnvironment:

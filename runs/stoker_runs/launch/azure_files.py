@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from stoker.errors import InvalidSettings
-from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
 from stoker.settings.yaml_files import describe_repeated_key, read_yaml
-from stoker.system.durable import private_folder, replace_file
-from stoker_runs.targets.definitions import DOCKER, LOCAL, SPARK, SSH, find_target
+from stoker_runs.targets.attaching import attach
+from stoker_runs.targets.definitions import DOCKER, LOCAL, SPARK, SSH
 
 
 def fold_key(key: object) -> str:
@@ -102,16 +102,12 @@ _KEYS: Final = (
     *("nativeSharedDirectory", "userManagedEnvironment", "pythonLocation", "yarnDeployMode", "nodeCount"),
     *("priority", "useSSHKey", "privateKeyFile", "sparkSubmitLocation"),
 )
-_UNUSED_COMPUTE_KEYS: Final = {
-    "priority": "priority is not used: who comes first is served first",
-}
 _DEFAULT_PYTHON: Final = "python"
 """Workbench's default interpreter."""
 _SPARK_SUBMIT: Final = "spark-submit"
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeFile:
+class ComputeFile(Struct, frozen=True):
     """The content of a `.compute` file.
 
     Attributes:
@@ -135,7 +131,11 @@ class ComputeFile:
 
 def find_compute(project: Path, name: str) -> Path | None:
     """The `.compute` file of a target in a project folder; None where it has none."""
-    places = (project / folder / f"{name}.compute" for folder in CONFIG_FOLDERS)
+    return _file_of_project(project, f"{name}.compute")
+
+
+def _file_of_project(project: Path, name: str) -> Path | None:
+    places = (project / folder / name for folder in CONFIG_FOLDERS)
     return next((path for path in places if path.is_file()), None)
 
 
@@ -148,7 +148,8 @@ def read_compute(path: Path) -> ComputeFile:
     if kind is None:
         raise InvalidSettings(f"{path}: type is {word!r}, and can be {', '.join(_TYPES)}")
     settings: dict[str, Any] = {"type": kind}
-    notes += [words for key, words in _UNUSED_COMPUTE_KEYS.items() if content.get(key) is not None]
+    if content.get("priority") is not None:
+        notes.append(_UNUSED_KEYS["priority"])
     if kind == SPARK:
         given = (("sparksubmitlocation", "spark_submit"), ("yarndeploymode", "deploy_mode"))
         settings |= {key: text(content[name]) for name, key in given if text(content.get(name))}
@@ -218,30 +219,11 @@ def _python(content: Mapping[str, Any], word: str) -> str:
 
 def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
     """Save the target of a `.compute` file in the workspace; other settings of the target are kept."""
-    import yaml
-
-    checked_name(compute.name, "compute target")
     for line in compute.notes:
         say(line)
-    path = private_folder(workspace.create().targets_dir) / f"{compute.name}.yaml"
-    before = read_yaml(path, "compute target", "its settings") if path.is_file() else {}
-    # Facts about a machine say nothing about another one.
-    same = before.get("type", LOCAL) == compute.settings["type"] and before.get(
-        "address"
-    ) == compute.settings.get("address")
-    content = {**(before if same else {}), **compute.settings}
-    if content == before or (compute.name == LOCAL and content == {"type": LOCAL}):
-        return
-    old = path.read_bytes() if path.is_file() else None
-    replace_file(path, yaml.safe_dump(content, sort_keys=False).encode())
-    try:
-        find_target(workspace.targets_dir, compute.name)
-    except InvalidSettings:
-        if old is None:
-            path.unlink()
-        else:
-            replace_file(path, old)
-        raise
+    # This machine needs no file.
+    if compute.name != LOCAL or compute.settings != {"type": LOCAL}:
+        attach(workspace, compute.name, compute.settings, {}, None)
 
 
 CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
@@ -255,6 +237,7 @@ _SHELL: Final = "pyspark-shell"
 _SPARK_DEFAULTS: Final = ("spark.app.name", "spark.yarn.maxAppAttempts")
 """Properties that Azure's SDK writes into each file."""
 _SUFFIX: Final = ".runconfig"
+_OF_WORKBENCH_ALONE: Final = ("argumentvector", "condadependenciesfile", "trackedrun")
 _FILE: Final = "$file"
 _WORKBENCH: Final = (
     *("ArgumentVector", "Target", "Framework", "CondaDependenciesFile", "SparkDependenciesFile"),
@@ -265,14 +248,8 @@ _SDK: Final = (
     *("script", "arguments", "target", "framework", "communicator", "maxRunDurationSeconds", "nodeCount"),
     *("priority", "environment", "history", "spark", "docker", "hdi", "tensorflow", "mpi", "pytorch"),
     *("dataReferences", "data", "outputData", "amlcompute", "command", "environmentVariables"),
-    *(
-        "prepareEnvironment",
-        "gpuSupport",
-        "batchai",
-        "containerInstance",
-        "credentialPassthrough",
-        "identity",
-    ),
+    *("prepareEnvironment", "gpuSupport", "batchai", "containerInstance", "credentialPassthrough"),
+    "identity",
     *("sourceDirectoryDataStore", "autoPrepareEnvironment", "datacaches", "instanceType", "instanceCount"),
     *("paralleltask", "services", "kubernetescompute", "autoClusterComputeSpecification"),
 )
@@ -310,8 +287,7 @@ _UNUSED_KEYS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RunConfigFile:
+class RunConfigFile(Struct, frozen=True):
     """The content of a `.runconfig` file.
 
     Attributes:
@@ -335,11 +311,7 @@ def find_run_config(project: Path, name: str) -> Path | None:
     given = project / name
     if given.suffix == _SUFFIX and given.is_file():
         return given
-    for folder in CONFIG_FOLDERS:
-        path = project / folder / f"{name}{_SUFFIX}"
-        if path.is_file():
-            return path
-    return None
+    return _file_of_project(project, f"{name}{_SUFFIX}")
 
 
 def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
@@ -352,12 +324,8 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
     content = read_yaml(path, "run configuration", "names with values", notes)
     inside = path.parent.name in CONFIG_FOLDERS
     project = path.parent.parent if inside else path.parent
-    if "environment" in map(fold_key, content):
-        return _SdkFile(path, project, scratch, notes).read(content)
-    if (
-        not {"argumentvector", "condadependenciesfile", "trackedrun"} & set(map(fold_key, content))
-        and "script" in content
-    ):
+    keys = set(map(fold_key, content))
+    if "environment" in keys or ("script" in content and keys.isdisjoint(_OF_WORKBENCH_ALONE)):
         return _SdkFile(path, project, scratch, notes).read(content)
     return _of_workbench(path, project, content, notes)
 

@@ -329,7 +329,6 @@ def main(arguments: list[str]) -> int:
         _close_interactive(folder)
         return 0
     store = RunStore(workspace.runs_dir)
-    target_failure: StokerError | None = None
     try:
         definition = folder.record().definition
         target = find_target(workspace.targets_dir, definition.target)
@@ -346,22 +345,14 @@ def main(arguments: list[str]) -> int:
             lambda folder: _deliver(folder, workspace),
         )
     except StokerError as error:
-        target_failure = error
-    if target_failure is not None:
-        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(target_failure))
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, str(error))
         end_run(folder, Refused(failure), max(folder.state().since_ms, 1))
         return 1
     try:
         runner.run()
     except Exception as error:  # noqa: BLE001  # the run must not stay as it is for ever
         _LOG.exception("the runner has failed")
-        runner.fail(
-            RunFailure(
-                FailureCode.INTERNAL,
-                f"the runner has failed: {error!r}",
-                f"its log is {folder.runner_log.name}",
-            )
-        )
+        runner.fail(runner_failure(folder, "the runner", error))
         return 1
     finally:
         _end_installers()
@@ -383,6 +374,12 @@ def _deliver(folder: RunFolder, workspace: Workspace) -> tuple[list[str], RunFai
     from stoker_runs.launch.outputs import store_outputs
 
     return store_outputs(folder, workspace)
+
+
+def runner_failure(folder: RunFolder, runner: str, error: Exception) -> RunFailure:
+    """Return the failure of a run whose runner has a defect."""
+    hint = f"its log is {folder.runner_log.name}"
+    return RunFailure(FailureCode.INTERNAL, f"{runner} has failed: {error!r}", hint)
 
 
 def acquire_runner_lock(folder: RunFolder) -> bool:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from stoker_runs.records.record import Definition, RunRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceRequest:
+class ResourceRequest(Struct, frozen=True):
     """The cores and GPUs that a run needs."""
 
     cores: int

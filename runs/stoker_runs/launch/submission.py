@@ -9,10 +9,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import did_you_mean, is_name, name_from_file, parse_reference
@@ -43,8 +46,7 @@ if TYPE_CHECKING:
 _CURATED: Final = "azureml-"
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredEnvironment:
+class RegisteredEnvironment(Struct, frozen=True):
     """A registered environment.
 
     Attributes:
@@ -54,7 +56,7 @@ class RegisteredEnvironment:
 
     conda: bytes | None
     python: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def registered_names(workspace: Workspace) -> list[str]:
@@ -105,8 +107,7 @@ _RELAXED: Final = "relaxed"
 _DOCKERFILE: Final = "Dockerfile"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A run to submit.
 
     Attributes:
@@ -126,15 +127,14 @@ class Request:
     environment_file: Path | None = None
     python: str = ""
     as_of: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     parent: str = ""
     dockerfile: Path | None = None
-    sweep: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A checked request, with everything filled in.
 
     Attributes:
@@ -322,14 +322,13 @@ def _check_script(source: Path, script: str) -> None:
     raise SubmissionRefused(f"there is no script {script!r} in {source}; {hint}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Packages:
+class _Packages(Struct, frozen=True):
     """The requested environment of a run, and the file that describes it."""
 
     requested: RequestedEnvironment
     file: Path | None = None
     content: bytes = b""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def _read_environment(request: Request, workspace: Workspace) -> _Packages:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stoker_base.trees import files_below
 from stoker_runs.records.folder import RunFolder
@@ -15,8 +16,7 @@ _OMITTED = frozenset({"environment", "arguments", "variables", "inputs"})
 _DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One difference between runs.
 
     Attributes:

@@ -21,9 +21,10 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
 
 from stoker.system.durable import (
     Copied,
@@ -171,8 +172,7 @@ DEFAULT_LIMIT_BYTES: Final = 300_000_000
 _SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The snapshot of a run's files.
 
     Attributes:

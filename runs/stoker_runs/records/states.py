@@ -11,9 +11,10 @@ expects. Terminal states never change by it. `resumed` implements the user's dec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker_runs.records.serialization import Record
 
@@ -91,44 +92,37 @@ _WITH_PROCESSES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """There is no room yet. `reason` says what it waits for, and which runs hold that."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """It has been allocated its cores and GPUs; its environment and files come next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """Its environment and files are ready; the agent is being started, on a node that may have to be provisioned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Provisioned:
+class Provisioned(Struct, frozen=True):
     """The agent runs; the script is about to start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The script runs. `started_ms` is its start by the node's clock, if known."""
 
     started_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(Struct, frozen=True):
     """There is no news of the script. `reason` says why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptEnded:
+class ScriptEnded(Struct, frozen=True):
     """The script has ended with this exit status, negative for a signal, and the reason if it failed."""
 
     exit_status: int
@@ -136,36 +130,31 @@ class ScriptEnded:
     started_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """The attempt has ended without an exit status, and none of its processes runs any more."""
 
     failure: RunFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """It cannot run: its environment, its files or its target are not available."""
 
     failure: RunFailure
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Struct, frozen=True):
     """The user has requested it to end."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimitExceeded:
+class TimeLimitExceeded(Struct, frozen=True):
     """It has exceeded its time limit."""
 
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Struct, frozen=True):
     """All its files are in the run folder, and the node has been cleaned up."""
 
 

@@ -7,10 +7,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker_runs.records.folder import RunFolder, numbers_of, object_of, read_chunks
@@ -26,8 +27,7 @@ _LINES: Final = re.compile(
 )
 
 
-@dataclass(slots=True)
-class MetricStatistics:
+class MetricStatistics(Struct):
     """Statistics of one metric.
 
     Attributes:
@@ -190,8 +190,7 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _CLAUSE: Final = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>==|!=|>=|<=|=|>|<)\s*(?P<value>.+?)\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """One comparison.
 
     Attributes:
@@ -217,8 +216,7 @@ class Condition:
         return _COMPARISONS[self.sign](there, _number(self.name, self.value))
 
 
-@dataclass(frozen=True, slots=True)
-class SortKey:
+class SortKey(Struct, frozen=True):
     """A sort order: `NAME`, or `-NAME` for descending; runs that lack the value come last."""
 
     text: str

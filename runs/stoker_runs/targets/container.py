@@ -99,7 +99,7 @@ class ContainerEngine(LocalEngine):
             try:
                 environment, mounts = self._environment_in(image, job, requested, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure.of(environment_failure(error, requested)) from error
+                raise environment_failure(error, requested) from error
             self._write(job, image, environment, mounts)
 
     def _environment_in(
@@ -160,7 +160,7 @@ class ContainerEngine(LocalEngine):
             return
         record = read_record(job.place)
         if record is None:
-            raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
+            raise EngineFailure("the run was not prepared", code=FailureCode.INTERNAL)
         program = _program(record)
         start_container(program, record, job.place)
 

@@ -89,7 +89,7 @@ class ContainerProgram:
         if not reasons:
             reasons.append(("neither docker nor podman is on the PATH", "install one of them"))
         message = "; ".join(message for message, _ in reasons)
-        raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1])
+        raise EngineFailure(message, reasons[0][1], code=FailureCode.DOCKER_UNAVAILABLE)
 
     @staticmethod
     def _responding(path: str, run_command: RunCommand) -> ContainerProgram | tuple[str, str]:
@@ -125,7 +125,7 @@ class ContainerProgram:
             return _run([self.path, *arguments], timeout_s, environ, directory)
         except (OSError, subprocess.SubprocessError) as error:
             message = f"{self.kind} {arguments[0]} did not end: {error}"
-            raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message, _HINTS[self.kind]) from error
+            raise EngineFailure(message, _HINTS[self.kind], code=FailureCode.DOCKER_UNAVAILABLE) from error
 
     def user(self) -> list[str]:
         """The options by which files that a container writes belong to the user of this process."""

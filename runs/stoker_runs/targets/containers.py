@@ -9,14 +9,15 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.json_files import read_json
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import KUBERNETES, RAY, SPARK, ContainerSettings, Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
@@ -52,8 +53,7 @@ print(json.dumps([list(sys.version_info[:3]), sys.executable, gpus, packages]))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class FailedPulls:
+class FailedPulls(Struct, frozen=True):
     """Images that could not be pulled in the last hour. A new attempt takes long, and most of them no longer exist.
 
     Attributes:
@@ -82,8 +82,7 @@ class FailedPulls:
         return self.folder / f".{key}.not-pulled"
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """An image that the container program has."""
 
     name: str
@@ -118,10 +117,10 @@ class Image:
         if found is not None:
             return found
         raise EngineFailure(
-            FailureCode.IMAGE_NOT_FOUND,
             f"the image {wanted} is not here and cannot be pulled: {complaint}",
             f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
             "one of them as base_image, or as image of the compute target",
+            code=FailureCode.IMAGE_NOT_FOUND,
         )
 
     @classmethod
@@ -155,10 +154,10 @@ class Image:
             if not digest:
                 lines = (built.stdout + built.stderr).strip().splitlines()[-_SHOWN_LINES:]
                 raise EngineFailure(
-                    FailureCode.ENVIRONMENT_UNUSABLE,
                     f"the image of the Dockerfile cannot be built: {last_line(built.stderr)}",
                     "mend the Dockerfile; its folder is empty while it is built, so it can copy nothing",
-                    {"last_lines": lines},
+                    details={"last_lines": lines},
+                    code=FailureCode.ENVIRONMENT_UNUSABLE,
                 )
         return cls(name, digest)
 
@@ -176,8 +175,7 @@ def _qualified_name(name: str, program: ContainerProgram) -> str:
     return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageContents:
+class ImageContents(Struct, frozen=True):
     """The Python, GPUs and packages that a container of an image has.
 
     Attributes:
@@ -213,33 +211,31 @@ def inspect_image(
             break
         complaint = last_line(done.stderr)
         if gpus and any(word in complaint.lower() for word in _GPU_WORDS):
-            raise EngineFailure.of(_gpus_missing(program, image, gpus, complaint))
+            raise _gpus_missing(program, image, gpus, complaint)
         if done.returncode != _NO_COMMAND:
-            message = (
-                f"a container of {image.name} cannot be started: {complaint or f'status {done.returncode}'}"
-            )
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+            complaint = complaint or f"status {done.returncode}"
+            raise EngineFailure(f"a container of {image.name} cannot be started: {complaint}")
     if seen is None:
-        raise EngineFailure.of(_no_python(image, f"no {' and no '.join(wanted)}"))
+        raise _no_python(image, f"no {' and no '.join(wanted)}")
     version, executable, found, packages = seen
     if tuple(version[:2]) < _OLDEST:
-        raise EngineFailure.of(_no_python(image, f"Python {'.'.join(map(str, version))} alone"))
+        raise _no_python(image, f"Python {'.'.join(map(str, version))} alone")
     if len(found) < gpus:
         why = f"it sees {len(found)}: {', '.join(found)}" if found else "it sees none"
-        raise EngineFailure.of(_gpus_missing(program, image, gpus, why))
+        raise _gpus_missing(program, image, gpus, why)
     return ImageContents(str(executable), tuple(version), tuple(found), dict(packages))
 
 
-def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> RunFailure:
+def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> EngineFailure:
     counted = f"{gpus} GPU{'s were' if gpus > 1 else ' was'} asked for in the container of {image.name}"
-    return RunFailure(FailureCode.GPU_NOT_FOUND, f"{counted}: {why}", _GPU_HINTS[program.kind])
+    return EngineFailure(f"{counted}: {why}", _GPU_HINTS[program.kind], code=FailureCode.GPU_NOT_FOUND)
 
 
-def _no_python(image: Image, found: str) -> RunFailure:
-    return RunFailure(
-        FailureCode.ENVIRONMENT_UNUSABLE,
+def _no_python(image: Image, found: str) -> EngineFailure:
+    return EngineFailure(
         f"the image {image.name} has {found}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
         "name an image that has it, such as docker.io/library/python:3.11-slim, or add it in a Dockerfile",
+        code=FailureCode.ENVIRONMENT_UNUSABLE,
     )
 
 
@@ -280,8 +276,7 @@ def optional_container(
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerTemplate:
+class ContainerTemplate(Struct, frozen=True):
     """The program, image and settings from which containers are started."""
 
     settings: ContainerSettings
@@ -312,8 +307,7 @@ class ContainerTemplate:
         return words
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyImage:
+class ReadyImage(Struct, frozen=True):
     """An image that the container program has, and that was looked into.
 
     Attributes:
@@ -360,8 +354,7 @@ _NOT_YET: Final = frozenset({"created", "configured", "initialized"})
 _OVER: Final = frozenset({"exited", "stopped", "dead", "removing"})
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerState:
+class ContainerState(Struct, frozen=True):
     """The state of a container.
 
     Attributes:
@@ -436,7 +429,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
         started = program.call("start", record["container"], directory=directory)
         complaint = last_line(started.stderr)
     if started.returncode != 0:
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {complaint}")
+        raise EngineFailure(f"the container cannot be started: {complaint}")
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
@@ -448,7 +441,7 @@ def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> C
     if _is_missing(inspected.stderr):
         return None
     message = f"{program.kind} does not answer: {last_line(inspected.stderr)}"
-    raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message)
+    raise EngineFailure(message, code=FailureCode.DOCKER_UNAVAILABLE)
 
 
 def attempt_state_of_container(
@@ -480,8 +473,8 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
     """Kill the processes of a container and remove it. A missing container is no error."""
     removed = program.call("rm", "--force", "--volumes", record["container"])
     if removed.returncode != 0 and not _is_missing(removed.stderr):
-        message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+        complaint = last_line(removed.stderr)
+        raise EngineFailure(f"the container {record['container']} cannot be removed: {complaint}")
 
 
 def _is_missing(complaint: str) -> bool:

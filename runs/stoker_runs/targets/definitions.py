@@ -8,9 +8,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.errors import InvalidSettings
 from stoker.gpu.nvml import gpus
@@ -27,8 +31,7 @@ from stoker.settings.readers import (
 from stoker.system.resources import usable_cores
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """The capacity of a machine.
 
     Attributes:
@@ -69,8 +72,7 @@ PROGRAMS: Final = ("docker", "podman")
 """The container programs, in the order in which they are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
+class ContainerSettings(Struct, frozen=True):
     """The settings of a run's container.
 
     Attributes:
@@ -95,7 +97,7 @@ class ContainerSettings:
     @classmethod
     def of(cls, target: Mapping[str, Any], requested: Mapping[str, Any]) -> ContainerSettings:
         """Merge the settings of a target and of a run."""
-        names = {field.name for field in fields(cls)} - {"image", "fallback"}
+        names = set(cls.__struct_fields__) - {"image", "fallback"}
         chosen = {**{name: target[name] for name in names & set(target)}}
         chosen |= {name: requested[name] for name in names & set(requested) if requested[name]}
         for name in ("volumes", "arguments"):
@@ -230,8 +232,7 @@ _SECRETS: Final[Mapping[str, frozenset[str]]] = {
 _HERE: Final = frozenset({AMLCOMPUTE, LOCAL, DOCKER})
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One compute target.
 
     Attributes:
@@ -241,7 +242,7 @@ class Target:
 
     name: str
     type: str = LOCAL
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def reads_files_here(self) -> bool:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
+
+from msgspec import Struct, field
 
 from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunFailure
+from stoker_runs.records.states import FailureCode, RunFailure
 
 Say = Callable[[str], None]
 
@@ -32,23 +33,22 @@ class EngineFailure(OperatorError):
     code = "target_unusable"
 
     def __init__(
-        self, code: str, message: str, hint: str = "", details: Mapping[str, Any] | None = None
+        self,
+        message: str,
+        hint: str = "",
+        *,
+        code: str = FailureCode.TARGET_UNUSABLE,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.failure = RunFailure(code, message, hint, details or {})
-
-    @classmethod
-    def of(cls, failure: RunFailure) -> Self:
-        """Return the error with this reason."""
-        return cls(failure.code, failure.message, failure.hint, failure.details)
 
 
 class Unreachable(EngineFailure):
     """The machine does not answer, but may do so later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One attempt of a run, as engines need it.
 
     Attributes:
@@ -87,8 +87,7 @@ class Presence(Enum):
     """Unknown: the machine does not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptState:
+class AttemptState(Struct, frozen=True):
     """The result of `observe`.
 
     Attributes:
@@ -177,8 +176,7 @@ class SettingsDiscovery(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCounts:
+class NodeCounts(Struct, frozen=True):
     """How many nodes a cluster has, in each of Azure's states.
 
     Attributes:

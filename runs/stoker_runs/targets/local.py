@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
@@ -26,7 +27,7 @@ from stoker_run import observing
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.snapshots import SnapshotStore, data_digests, data_seen
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import (
     AttemptState,
@@ -39,7 +40,7 @@ from stoker_runs.targets.engine import (
     write_start,
 )
 
-_RUN_FOLDERS: Final = ("outputs", "logs")
+RUN_FOLDERS: Final = ("outputs", "logs")
 
 
 def working_directory(job: Job) -> Path:
@@ -50,9 +51,9 @@ def working_directory(job: Job) -> Path:
         try:
             SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
         except SubmissionRefused as error:
-            raise EngineFailure(FailureCode.INTERNAL, str(error)) from error
+            raise EngineFailure(str(error), code=FailureCode.INTERNAL) from error
         staged.rename(work)
-    for name in _RUN_FOLDERS:
+    for name in RUN_FOLDERS:
         kept = job.folder.path / name
         if not (work / name).exists() and kept.is_dir() and not kept.is_symlink():
             kept.rename(work / name)
@@ -70,13 +71,13 @@ def check_fetched_data(job: Job, workspace: Workspace) -> None:
     try:
         now = data_digests(fetched, data_seen(job.snapshots_dir))
     except SubmissionRefused as error:
-        raise EngineFailure(FailureCode.INPUT_CHANGED, str(error), "submit the script again") from error
+        raise EngineFailure(str(error), "submit the script again", code=FailureCode.INPUT_CHANGED) from error
     for name, digest in now.items():
         if digest != job.record.data.get(name, digest):
             raise EngineFailure(
-                FailureCode.INPUT_CHANGED,
                 f"the input {name} was fetched again since the run was submitted, and has changed",
                 "submit the script again",
+                code=FailureCode.INPUT_CHANGED,
             )
 
 
@@ -110,7 +111,7 @@ def collect(job: Job, *, is_over: bool = True) -> None:
         is_over: Whether none of its processes is left. Else the folders are copied.
     """
     with as_failure("the run's files cannot be moved to its folder"):
-        for name in _RUN_FOLDERS:
+        for name in RUN_FOLDERS:
             # A script in a container writes here too, and its links mean folders of this machine.
             if Tree(job.place).is_folder(f"work/{name}"):
                 written = job.place / "work" / name
@@ -155,11 +156,10 @@ def as_failure(problem: str) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{problem}: {error.strerror or error}{where}")
-        raise EngineFailure.of(failure) from error
+        raise EngineFailure(f"{problem}: {error.strerror or error}{where}") from error
 
 
-def environment_failure(error: EnvironmentUnusable, requested: RequestedEnvironment) -> RunFailure:
+def environment_failure(error: EnvironmentUnusable, requested: RequestedEnvironment) -> EngineFailure:
     """The failure of a run whose packages or interpreter cannot be provided."""
     hint = (
         "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker"
@@ -167,7 +167,7 @@ def environment_failure(error: EnvironmentUnusable, requested: RequestedEnvironm
         else "change the environment file, name a date with --as-of at which its packages fitted together, or take "
         "today's versions with --environment relaxed"
     )
-    return RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)
+    return EngineFailure(str(error), hint, code=FailureCode.ENVIRONMENT_UNUSABLE)
 
 
 def prepare_attempt(
@@ -196,7 +196,7 @@ def prepare_attempt(
         try:
             built = environment(requested)
         except EnvironmentUnusable as error:
-            raise EngineFailure.of(environment_failure(error, requested)) from error
+            raise environment_failure(error, requested) from error
         work = working_directory(job)
         content = start_content(
             job,
@@ -210,7 +210,7 @@ def prepare_attempt(
         write_start(job, content)
 
 
-_STARTED_BEFORE: Final = 3
+STARTED_BEFORE: Final = 3
 
 
 class LocalEngine:
@@ -268,9 +268,9 @@ class LocalEngine:
             # Installed here, it begins a little faster than from its zip.
             command = [sys.executable, "-I", "-m", "stoker_run", "start", str(job.place), "--detach"]
             done = _run_program(command)
-        if done.returncode not in (0, _STARTED_BEFORE):
+        if done.returncode not in (0, STARTED_BEFORE):
             complaint = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {complaint}")
+            raise EngineFailure(f"the agent cannot be started: {complaint}")
 
     def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written, and whether it holds its lock."""

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker_run.archive import archive_bytes
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.background import start_thread
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure
@@ -229,7 +229,6 @@ class Porter:
 
     def _no_python(self, complaint: str) -> EngineFailure:
         return EngineFailure(
-            FailureCode.TARGET_UNUSABLE,
             f"no Python from 3.6 up can be run on {self._settings.host}: {complaint}",
             f"install python3 there, or name it: python: /path/to/python3 in targets/{self._settings.name}.yaml",
         )
@@ -334,21 +333,18 @@ class Porter:
         host, where = self._settings.host, reply.get("path") or self._settings.folder
         if number in (errno.ENOSPC, errno.EDQUOT):
             return EngineFailure(
-                FailureCode.TARGET_UNUSABLE,
                 f"the disk of {host} is full: {where} cannot be written",
                 "make room there, or name a folder on another disk: folder: in "
                 f"targets/{self._settings.name}.yaml",
             )
         if number is None:
             last = problem.strip().rpartition("\n")[2]
-            failure = RunFailure(
-                FailureCode.INTERNAL, f"the agent on {host} has failed: {last}", "", {"traceback": problem}
-            )
-            return EngineFailure.of(failure)
+            message, details = f"the agent on {host} has failed: {last}", {"traceback": problem}
+            return EngineFailure(message, code=FailureCode.INTERNAL, details=details)
         hint = ""
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"name a folder that may be written to: folder: in targets/{self._settings.name}.yaml"
-        return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {problem}", hint)
+        return EngineFailure(f"{where} on {host}: {problem}", hint)
 
 
 class BlockingPorter:

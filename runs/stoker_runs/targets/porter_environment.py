@@ -10,9 +10,10 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stoker.environments.installers import FOREIGN_VARIABLES, Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter

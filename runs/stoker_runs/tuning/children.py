@@ -7,8 +7,10 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.settings.workspace import Workspace
 from stoker_run.records import from_json
@@ -26,8 +28,7 @@ from stoker_runs.tuning.planning import Child
 from stoker_runs.tuning.policies import Curve, best_of
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One child, as users compare it with the others.
 
     Attributes:

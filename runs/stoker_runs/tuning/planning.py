@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from stoker.system.wording import format_count
 from stoker_runs.records.states import FailureCode, RunFailure, Status
@@ -14,8 +16,7 @@ from stoker_runs.tuning.definition import SweepDefinition
 from stoker_runs.tuning.policies import Curve, best_of, due_interval, termination_reason
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """The state of a child, as the planner needs it.
 
     Attributes:
@@ -25,15 +26,14 @@ class Child:
     """
 
     status: Status
-    curve: Curve = field(default_factory=lambda: Curve(()))
+    curve: Curve = msgspec.field(default_factory=lambda: Curve(()))
     evaluated: int = 0
     is_cancel_requested: bool = False
     failure: RunFailure | None = None
     logged: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """The actions of one step.
 
     Attributes:
@@ -44,13 +44,12 @@ class Step:
     """
 
     starts: Sequence[int] = ()
-    ends: Mapping[int, str] = field(default_factory=dict)
-    evaluated: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, str] = msgspec.field(default_factory=dict)
+    evaluated: Mapping[int, int] = msgspec.field(default_factory=dict)
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How a sweep ends that nobody has cancelled.
 
     Attributes:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.system.wording import format_count
@@ -45,8 +45,7 @@ def read_goal(text: Any) -> Goal:
         raise InvalidSettings(f"the goal {text!r} has to be maximize or minimize") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """The primary metric of a child, as it was logged.
 
     Attributes:

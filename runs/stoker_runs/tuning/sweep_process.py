@@ -12,21 +12,21 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker.system.wording import format_count
 from stoker_runs.errors import UnknownRun
-from stoker_runs.launch.runner_process import acquire_runner_lock
+from stoker_runs.launch.runner_process import acquire_runner_lock, runner_failure
 from stoker_runs.launch.runners import Clock, adopt, fork_runner, read_arguments
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import (
     CancelRequested,
     Collected,
-    FailureCode,
     Granted,
     Observation,
     Prepared,
@@ -293,13 +293,7 @@ def main(arguments: list[str]) -> int:
         sweep.run()
     except Exception as error:  # noqa: BLE001  # the sweep must not stay as it is for ever
         _LOG.exception("the runner of the sweep has failed")
-        sweep.fail(
-            RunFailure(
-                FailureCode.INTERNAL,
-                f"the runner of the sweep has failed: {error!r}",
-                f"its log is {folder.runner_log.name}",
-            )
-        )
+        sweep.fail(runner_failure(folder, "the runner of the sweep", error))
         return 1
     return 0
 

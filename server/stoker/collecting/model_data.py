@@ -15,10 +15,11 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from msgspec import Struct
 
 from stoker.collecting.record_files import make_room, new_file
 from stoker.settings.collection import CollectionSettings
@@ -35,8 +36,7 @@ _DAY_S: Final = 86_400
 _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]|^\.+")
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """Rows of one kind (the designation: `inputs`, `predictions`, ...), which are written to the same files."""
 
     model: str

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
@@ -41,8 +43,7 @@ class ServerAddress:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDevice:
+class StartDevice(Struct, frozen=True):
     """The supervisor's first message, sent once: what to load. Its descriptors are the memories of metrics and turns.
 
     Attributes:
@@ -66,15 +67,13 @@ class StartDevice:
     server: ServerAddress | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModel:
+class LoadModel(Struct, frozen=True):
     """The supervisor requests another model to be loaded beside those that serve; answered as for `StartDevice`."""
 
     model: Deployment
 
 
-@dataclass(frozen=True, slots=True)
-class AddLane:
+class AddLane(Struct, frozen=True):
     """The supervisor connects a loaded model to a frontend. The descriptors are an arena and a doorbell.
 
     Attributes:
@@ -86,15 +85,13 @@ class AddLane:
     capacity_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnloadModel:
+class UnloadModel(Struct, frozen=True):
     """The supervisor requests a model to be unloaded that no frontend uses any more; answered by `Unloaded`."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopBatching:
+class StopBatching(Struct, frozen=True):
     """The supervisor requests that rows of a model run alone: rows affected each other on another replica."""
 
     number: int
@@ -104,8 +101,7 @@ ToDevice = StartDevice | LoadModel | AddLane | StopBatching | UnloadModel | LogS
 """Messages from the supervisor to a device process."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChosen:
+class DeviceChosen(Struct, frozen=True):
     """A device process reports which device it uses, before it loads models.
 
     Attributes:
@@ -117,8 +113,7 @@ class DeviceChosen:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """A device process has loaded a model, and accepts `AddLane` for it.
 
     Attributes:
@@ -134,8 +129,7 @@ class Loaded:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """A device process cannot load a model, or cannot use its device; it ends if no model is left.
 
     Attributes:
@@ -149,15 +143,13 @@ class Failed:
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unloaded:
+class Unloaded(Struct, frozen=True):
     """A device process has unloaded a model, and released everything it held."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchingStopped:
+class BatchingStopped(Struct, frozen=True):
     """While serving, a device process has found that a model's rows must not share batches; it runs each alone."""
 
     number: int

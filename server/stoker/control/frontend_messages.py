@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
@@ -25,8 +28,7 @@ from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """The choice of traced requests; sent as a message, it applies from then on.
 
     Attributes:
@@ -35,11 +37,10 @@ class Sampling:
     """
 
     ratio: float | None
-    models: Mapping[str, float | None] = field(default_factory=dict)
+    models: Mapping[str, float | None] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRules:
+class ServerRules(Struct, frozen=True):
     """Settings that apply to all services of a server.
 
     Attributes:
@@ -88,8 +89,7 @@ class AdminRules:
     local: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcRules:
+class GrpcRules(Struct, frozen=True):
     """Where and how a frontend serves gRPC.
 
     Attributes:
@@ -104,8 +104,7 @@ class GrpcRules:
     connection_age_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LaterRules:
+class LaterRules(Struct, frozen=True):
     """The limits of requests that are answered later.
 
     Attributes:
@@ -123,8 +122,7 @@ class LaterRules:
     most_requests: int = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemoryRules:
+class SharedMemoryRules(Struct, frozen=True):
     """The callers that may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
 
     Attributes:
@@ -136,8 +134,7 @@ class SharedMemoryRules:
     anywhere: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineRules:
+class PipelineRules(Struct, frozen=True):
     """Settings of a pipeline, as passed to a frontend.
 
     Attributes:
@@ -151,16 +148,14 @@ class PipelineRules:
     non_finite: NonFinite
 
 
-@dataclass(frozen=True, slots=True)
-class AskIndex:
+class AskIndex(Struct, frozen=True):
     """A frontend requests the list of models."""
 
     ticket: int
     ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AskEvents:
+class AskEvents(Struct, frozen=True):
     """A frontend requests the events of versions.
 
     Attributes:
@@ -171,8 +166,7 @@ class AskEvents:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskLoad:
+class AskLoad(Struct, frozen=True):
     """A frontend requests a model to be loaded.
 
     Attributes:
@@ -185,11 +179,10 @@ class AskLoad:
     model: str
     version: int | None = None
     policy: VersionPolicy | None = None
-    adjustments: Adjustments = field(default_factory=Adjustments)
+    adjustments: Adjustments = msgspec.field(default_factory=Adjustments)
 
 
-@dataclass(frozen=True, slots=True)
-class AskShift:
+class AskShift(Struct, frozen=True):
     """A frontend requests new canary weights for the versions of a model."""
 
     ticket: int
@@ -197,8 +190,7 @@ class AskShift:
     canary: Canary
 
 
-@dataclass(frozen=True, slots=True)
-class AskDefault:
+class AskDefault(Struct, frozen=True):
     """A frontend requests a served version of a model to become the default."""
 
     ticket: int
@@ -206,8 +198,7 @@ class AskDefault:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskUnload:
+class AskUnload(Struct, frozen=True):
     """A frontend requests a model to be unloaded.
 
     Attributes:
@@ -219,8 +210,7 @@ class AskUnload:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskWake:
+class AskWake(Struct, frozen=True):
     """A frontend requests a version that is loaded on demand; answered when every frontend can score with it.
 
     Attributes:
@@ -235,15 +225,13 @@ class AskWake:
     caller: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AskReload:
+class AskReload(Struct, frozen=True):
     """A frontend requests the server to be replaced by a new one (reload)."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskTraces:
+class AskTraces(Struct, frozen=True):
     """A frontend requests the trace settings, or changes to them.
 
     Attributes:
@@ -253,11 +241,10 @@ class AskTraces:
 
     ticket: int
     model: str = ""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AskLogs:
+class AskLogs(Struct, frozen=True):
     """A frontend requests the log settings of all processes, or changes to them.
 
     Attributes:
@@ -266,7 +253,7 @@ class AskLogs:
     """
 
     ticket: int
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +292,7 @@ class Reply:
     entries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The supervisor has refused a request, or failed to carry it out.
 
     Attributes:
@@ -320,8 +306,7 @@ class Refusal:
     retry_after_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedVersion:
+class RoutedVersion(Struct, frozen=True):
     """One version of a `Route`.
 
     Attributes:
@@ -335,8 +320,7 @@ class RoutedVersion:
     load_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The supervisor announces the versions and the routing of a model, valid from now on.
 
     Attributes:
@@ -351,13 +335,12 @@ class Route:
     default: int | None
     labels: Mapping[str, int]
     versions: tuple[RoutedVersion, ...]
-    shares: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, int] = msgspec.field(default_factory=dict)
     by: str = ""
-    shadows: Mapping[str, int] = field(default_factory=dict)
+    shadows: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StartFrontend:
+class StartFrontend(Struct, frozen=True):
     """The supervisor's first message, sent once: what to serve. Answered by `Started`.
 
     Its descriptors are the memory of the metrics, the memory of shared-memory registrations if there are rules for
@@ -394,18 +377,16 @@ class StartFrontend:
     shared_memory: SharedMemoryRules | None = None
     pipelines: tuple[PipelineRules, ...] = ()
     later: LaterRules | None = None
-    log: LogSettings = field(default_factory=LogSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(Struct, frozen=True):
     """The supervisor has loaded a further version; no request goes to it before a `Route` names it."""
 
     service: Deployment
 
 
-@dataclass(frozen=True, slots=True)
-class AttachReplica:
+class AttachReplica(Struct, frozen=True):
     """The supervisor connects a service to a replica, or reconnects it with larger rows.
 
     Its descriptors are an arena and a doorbell. Answered by `Attached` or `AttachFailed`, or not at all if the
@@ -424,15 +405,13 @@ class AttachReplica:
     places: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DetachReplica:
+class DetachReplica(Struct, frozen=True):
     """The supervisor reports that the device process of a replica has ended."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsolationChanged:
+class IsolationChanged(Struct, frozen=True):
     """The supervisor announces a new finding on whether rows of a service may share batches.
 
     Attributes:
@@ -443,15 +422,13 @@ class IsolationChanged:
     isolation: RowIsolation
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(Struct, frozen=True):
     """The supervisor no longer routes requests to a service; answered by `Retired` when it is unused."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Struct, frozen=True):
     """The supervisor unloads a version that is loaded on demand; answered by `Slept` when its replicas are unused.
 
     The service stays: requests that come from now on wait, and ask for the version again.
@@ -460,8 +437,7 @@ class Sleep:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Struct, frozen=True):
     """The supervisor requests a comparison of two versions before one replaces the other; answered by `Compared`.
 
     Attributes:
@@ -474,13 +450,11 @@ class Compare:
     sample: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Struct, frozen=True):
     """The supervisor has attached all replicas: accept connections. Answered by `Listening`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """The supervisor will stop soon: keep answering, but close each connection with its next answer.
 
     Attributes:
@@ -491,8 +465,7 @@ class Drain:
     port_stays: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The supervisor requests that the frontend answers its last requests and ends; answered by `Stopped`.
 
     Attributes:
@@ -523,62 +496,53 @@ ToFrontend = (
 """Messages from the supervisor to a frontend."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """A frontend is ready for `AttachReplica` and `Listen`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
+class Listening(Struct, frozen=True):
     """A frontend accepts connections."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(Struct, frozen=True):
     """A frontend is connected to a replica, and sends it rows."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttachFailed:
+class AttachFailed(Struct, frozen=True):
     """A frontend lacks descriptors or memory for a replica's arena."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outgrown:
+class Outgrown(Struct, frozen=True):
     """Answers were too large for an arena's rows; answered by `AttachReplica` with larger ones."""
 
     generation: int
     answer_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retired:
+class Retired(Struct, frozen=True):
     """A frontend has released everything it held for a service."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slept:
+class Slept(Struct, frozen=True):
     """A frontend has left the replicas of a version that is unloaded."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """A frontend has compared two versions."""
 
     ticket: int
     comparison: Comparison
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """A frontend has stopped."""
 
     cut_off: int

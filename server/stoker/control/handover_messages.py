@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from stoker.control.channel import Codec
 
@@ -14,8 +15,7 @@ HANDOVER_VARIABLE: Final = "STOKER_HANDOVER_FD"
 _SOCKETS_A_MESSAGE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """The labels of models, and the memory that devices had; sent to a successor before the sockets.
 
     A label that was moved to a version which is not loaded yet still refers to the old version, which cannot be
@@ -30,8 +30,7 @@ class Labels:
     free_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
+class Sockets(Struct, frozen=True):
     """Some of the listening sockets, as descriptors of the message; a packet has room for few.
 
     The predecessor sends its sockets to the successor, which returns its own when it serves.
@@ -40,27 +39,23 @@ class Sockets:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(Struct, frozen=True):
     """The successor ends without having served."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
+class Reload(Struct, frozen=True):
     """The successor requests a reload of its own; answered by `Leave` or `NotReloaded`."""
 
     labels: Labels
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """The successor's own successor serves: it answers its last requests and ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotReloaded:
+class NotReloaded(Struct, frozen=True):
     """The successor keeps serving, because its own successor did not start."""
 
     error: str

@@ -5,12 +5,13 @@ Audits are few and limited in time. If one fails, each row of the model runs alo
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.device.batch_cap import BatchCap
 from stoker.device.instance import Instance
@@ -93,8 +94,7 @@ class AuditSchedule:
         return self._random.randint(1, self._most_gap)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditPolicy:
+class AuditPolicy(Struct, frozen=True):
     """How one model is audited.
 
     Attributes:
@@ -155,7 +155,7 @@ class Auditor:
             return
         logger.error("%s; from now on each row of it runs alone", message)
         self._policy.on_isolation_changed(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 self._policy.isolation,
                 batched=False,
                 how="watched",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
+
+import msgspec
 
 from stoker.device.batch_decisions import BatchPolicy
 from stoker.device.batch_sizes import BatchSizes
@@ -65,7 +66,7 @@ class BatchCap:
     def change_buckets(self) -> None:
         """Have batches planned with the sizes that are allowed now."""
         with self._lock:
-            self.policy = dataclasses.replace(self.policy, buckets=self.sizes.buckets)
+            self.policy = msgspec.structs.replace(self.policy, buckets=self.sizes.buckets)
 
     def set_buckets(self, buckets: tuple[int, ...]) -> None:
         """Allow these sizes of batches, and batches of as many rows as the largest unless failures forbid that."""
@@ -73,10 +74,10 @@ class BatchCap:
             self.sizes.buckets = buckets
             is_lowered = self._has_failed or self.separate
             rows = min(self.rows, buckets[-1]) if is_lowered else buckets[-1]
-            self.policy = dataclasses.replace(self.policy, buckets=buckets)
+            self.policy = msgspec.structs.replace(self.policy, buckets=buckets)
             self._set(rows)
 
     def _set(self, rows: int) -> None:
         self.rows = rows
-        self.policy = dataclasses.replace(self.policy, max_batch_rows=rows)
+        self.policy = msgspec.structs.replace(self.policy, max_batch_rows=rows)
         self._metrics.set_batch_cap_rows(rows)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from stoker.device.row_blocks import RowBlock
 from stoker.device.text_lengths import TextLengths
 from stoker.settings.choices import Late
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
+class BatchPolicy(Struct, frozen=True):
     """Settings of batching.
 
     Attributes:
@@ -30,7 +31,7 @@ class BatchPolicy:
     buckets: tuple[int, ...] = ()
     target_ms: float | None = None
     late: Late = "answer"
-    weights: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = msgspec.field(default_factory=dict)
     lengths: TextLengths | None = None
 
     def __post_init__(self) -> None:

@@ -7,8 +7,9 @@ padding, but costs memory and time at the load.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _GROWTH: Final = 0.0275
 """A larger size has to gain this share of throughput.
@@ -22,8 +23,7 @@ _SMALLEST_HALVED: Final = 32
 """From this size on, the size half-way to the next power of two is tried too."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketChoice:
+class BucketChoice(Struct, frozen=True):
     """The chosen sizes.
 
     Attributes:

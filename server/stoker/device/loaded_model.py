@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
@@ -14,8 +14,7 @@ from stoker.runtimes.base import Runtime
 from stoker.tensors import Signature
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Struct, frozen=True):
     """A deployment that is ready to serve.
 
     Attributes:

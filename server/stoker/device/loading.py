@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from stoker.deployment import Deployment, Device, KeptFindings
@@ -248,7 +249,7 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
     warm_up_s = loaded.warm_up_s + time.perf_counter() - begun
-    return runtime, dataclasses.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
+    return runtime, msgspec.structs.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
 
 
 def _sample(deployment: Deployment, signature: Signature) -> Mapping[str, np.ndarray] | None:

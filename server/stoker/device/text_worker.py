@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stoker.device.batch import Batch
@@ -25,7 +25,7 @@ class TextWorker(Worker):
         self._lengths = TextLengths(
             runtime.costs, lambda lane, numbers: doorbells.lanes[lane].arena.inputs[0][numbers, 0]
         )
-        self.cap.policy = dataclasses.replace(self.cap.policy, lengths=self._lengths)
+        self.cap.policy = msgspec.structs.replace(self.cap.policy, lengths=self._lengths)
 
     def _run(self, instance: Instance, batch: Batch) -> None:
         # Once they are handed back, their frontend may write other texts to these rows.

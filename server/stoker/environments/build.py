@@ -18,12 +18,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from packaging.version import Version
 
 import stoker
@@ -52,8 +52,7 @@ _SHOWN_LINES: Final = 30
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """A virtual environment that is ready for use.
 
     Attributes:
@@ -69,8 +68,7 @@ class Built:
     build_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """All inputs that determine the content of an environment."""
 
     specification: Specification

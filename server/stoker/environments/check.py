@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+from msgspec import Struct
 from packaging.requirements import Requirement
 
 from stoker.environments.build import Built, Say, build_environment, find_built
@@ -22,8 +22,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.wording import format_count
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One mismatch between a model's requirements and an interpreter."""
 
     kind: Literal["missing", "version", "python"]
@@ -98,8 +97,7 @@ def notes(specification: Specification) -> list[str]:
 _SHOWN_ITEMS: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEnvironment:
+class ModelEnvironment(Struct, frozen=True):
     """The environment that a model requires.
 
     Attributes:
@@ -120,14 +118,16 @@ class ModelEnvironment:
         if not self.managed_by_system:
             return self
         folder = workspace.create().environments_dir
-        return dataclasses.replace(self, built=build_environment(self.specification, folder, framework, say))
+        return msgspec.structs.replace(
+            self, built=build_environment(self.specification, folder, framework, say)
+        )
 
     def found(self, workspace: Workspace, framework: str) -> ModelEnvironment:
         """A copy with its virtual environment, if that has been built before."""
         if not self.managed_by_system:
             return self
         built = find_built(self.specification, workspace.environments_dir, framework)
-        return dataclasses.replace(self, built=built)
+        return msgspec.structs.replace(self, built=built)
 
     def findings(self) -> list[Finding]:
         """Mismatches with this interpreter; empty if the system manages the environment."""

@@ -7,9 +7,9 @@ The rules are those of conda's documentation: `=1.19` is any 1.19, `==1.19` and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -23,8 +23,7 @@ _BUILD: Final = re.compile(r"(={0,2}\s*[^\s=<>!~,|]+)(?:\s*=\s*|\s+)([^\s=<>!~,|
 _CLAUSE: Final = re.compile(r"(?P<operator>>=|<=|==|!=|~=|>|<|=|)\s*(?P<version>[^\s=<>!~]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class CondaSpec:
+class CondaSpec(Struct, frozen=True):
     """A conda dependency.
 
     Attributes:

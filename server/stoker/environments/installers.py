@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
+
+from msgspec import Struct
 
 FOREIGN_VARIABLES: Final = (
     "PYTHONPATH",
@@ -79,8 +80,7 @@ def python_of(venv: Path) -> Path:
     return venv / "bin" / "python"
 
 
-@dataclass(frozen=True, slots=True)
-class Installer:
+class Installer(Struct, frozen=True):
     """Makes virtual environments, and installs packages into them, by the command `uv` or by pip if it is None."""
 
     uv: tuple[str, ...] | None

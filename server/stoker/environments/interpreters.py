@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.environments.installers import uv_command
 from stoker.environments.specification import Specification
@@ -21,8 +22,7 @@ _PATCHES: Final = 40
 _PROBE: Final = "import json, sys; print(json.dumps([sys.executable, *sys.version_info[:3]]))"
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(Struct, frozen=True):
     """A Python on this machine."""
 
     executable: Path

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -17,8 +17,7 @@ _SOURCES: Final = ("--index-url", "--extra-index-url", "--find-links", "--truste
 _UPPER_BOUNDS = {"==", "===", "~=", "<", "<="}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A line of a file, counted from 1."""
 
     path: Path
@@ -33,8 +32,7 @@ class Place:
         return f"{self.path.name}, line {self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One entry of an environment file.
 
     Attributes:
@@ -59,8 +57,7 @@ class Entry:
         return self.requirement.marker is None or self.requirement.marker.evaluate()
 
 
-@dataclass(frozen=True, slots=True)
-class Specification:
+class Specification(Struct, frozen=True):
     """An environment file that has been read.
 
     Attributes:

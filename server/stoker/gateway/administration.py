@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from stoker.control import frontend_messages as messages
 from stoker.errors import Forbidden, NotReady, StokerError
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Canary
 
 
-@dataclass(frozen=True, slots=True)
-class AdminAccess:
+class AdminAccess(Struct, frozen=True):
     """The callers that may load and unload models.
 
     Attributes:
@@ -36,7 +36,7 @@ class AdminAccess:
             refused.
     """
 
-    callers: Access = Access()  # noqa: RUF009  # it never changes
+    callers: Access = Access()  # it never changes
     refusal: str = ""
     polls: bool = False
 

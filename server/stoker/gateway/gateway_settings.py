@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
+from msgspec import Struct
 
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.requests import AllowedHosts, Cors
 
 
-@dataclass(frozen=True)
-class GatewaySettings:
+class GatewaySettings(Struct, frozen=True):
     """The settings that hold for all requests.
 
     Attributes:
@@ -26,7 +26,7 @@ class GatewaySettings:
     metrics_need_key: bool = False
     metadata_need_key: bool = True
     cors: Cors | None = None
-    naming: Naming = field(default_factory=Naming)
+    naming: Naming = msgspec.field(default_factory=Naming)
     tells_version: bool = True
     trusts_proxy: bool = False
     hosts: AllowedHosts | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from stoker.gateway.attached_replicas import AttachedReplicas
@@ -17,8 +18,7 @@ FLUSH_S: Final = 4.0
 _PATIENCE_NS: Final = 30_000_000_000
 
 
-@dataclass(slots=True)
-class LeavingService:
+class LeavingService(Struct):
     """A service that gets no new requests; `until_ns` is when its last requests are failed."""
 
     number: int

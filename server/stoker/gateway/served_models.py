@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
 
 
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
+class ServedVersion(Struct, frozen=True):
     """One version of a model; its service is None before it is loaded and after it has been unloaded."""
 
     status: VersionStatus
@@ -26,8 +26,7 @@ class ServedVersion:
         return not self.status.waits
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Struct, frozen=True):
     """All that a frontend knows of the versions of one model; replaced as a whole on each change.
 
     Attributes:

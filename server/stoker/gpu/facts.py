@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Final, Self
+
+import msgspec
+from msgspec import Struct
 
 THROTTLE_REASONS: Final = (
     "gpu_idle",
@@ -24,8 +26,7 @@ _UUID_WORDS: Final = 6
 _ABSENT: Final = -(1 << 63)
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(Struct, frozen=True):
     """The NVIDIA driver.
 
     Attributes:
@@ -37,8 +38,7 @@ class Driver:
     cuda: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(Struct, frozen=True):
     """A part of a GPU in MIG mode, which CUDA treats as a device.
 
     Attributes:
@@ -54,8 +54,7 @@ class MigDevice:
     memory_free_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU that the NVIDIA driver sees. A value that the driver does not give is None.
 
     Attributes:
@@ -81,8 +80,7 @@ class Gpu:
     mig_devices: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True):
     """A GPU at one moment. A value that its driver does not give is None, such as the utilisation in MIG mode.
 
     Attributes:
@@ -116,7 +114,7 @@ class GpuReading:
         """Return the reading as `WORDS` int64 words. Adding pages of zeros to them loses nothing."""
         uuid = self.uuid.encode()[: 8 * _UUID_WORDS].ljust(8 * _UUID_WORDS, b"\0")
         packed = [int.from_bytes(uuid[at : at + 8], "little") for at in range(0, len(uuid), 8)]
-        values = [getattr(self, f.name) for f in fields(self)[2:]]
+        values = [getattr(self, f.name) for f in msgspec.structs.fields(self)[2:]]
         return [1, *packed, *(_ABSENT if value is None else value for value in values)]
 
     @classmethod
@@ -136,8 +134,7 @@ class GpuReading:
         return {reason: bool(bits >> bit & 1) for bit, reason in enumerate(THROTTLE_REASONS)}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(Struct, frozen=True):
     """The memory of a GPU or MIG device at one moment.
 
     Attributes:
@@ -150,8 +147,7 @@ class GpuMemory:
     processes: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(Struct, frozen=True):
     """A device that CUDA_VISIBLE_DEVICES leaves to this server.
 
     Attributes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stoker.gpu.facts import Driver, Gpu, MigDevice, Visible, visible_devices
 from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.selection import mig_hint
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDevice:
+class FoundDevice(Struct, frozen=True):
     """A GPU, or a MIG device of the GPU before it.
 
     Attributes:

@@ -11,9 +11,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.deployment import kind_of_torch_file
 from stoker.errors import LoadFailed
@@ -32,8 +33,7 @@ _TORCHSCRIPT_OPSET: Final = 17
 _OLDEST_KERAS: Final = (3, 12)
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """A conversion to make.
 
     Attributes:

@@ -6,10 +6,12 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.deployment import SAMPLE_FILES, kind_of_torch_file
 from stoker.errors import LoadFailed, RepositoryError
@@ -50,8 +52,7 @@ Report = Callable[[str, int, int], None]
 """Is told what happens now, how many steps are done, and of how many."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOrder:
+class ImportOrder(Struct, frozen=True):
     """An import to make.
 
     Attributes:

@@ -6,11 +6,11 @@ See decision 57.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.device.loaded_model import LoadedModel
@@ -33,8 +33,7 @@ _MOST_BYTES: Final = 256 << 20
 _SEED: Final = 20261127
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A request, with the original's answer.
 
     Attributes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.isolation.companions import Companions
 from stoker.isolation.difference import largest_difference, same_bits
@@ -29,8 +29,7 @@ _DIGEST: Final = 16
 _SHOWN_CHARACTERS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class AuditedRows:
+class AuditedRows(Struct, frozen=True):
     """Rows of one caller from a batch, with the answers that the caller got.
 
     Attributes:
@@ -58,8 +57,7 @@ class AuditedRows:
         return f"{rows} of {self.size}"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditResult:
+class AuditResult(Struct, frozen=True):
     """The result of an audit.
 
     Attributes:

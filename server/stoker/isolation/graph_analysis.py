@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class GraphAnalysis:
+
+class GraphAnalysis(Struct, frozen=True):
     """The result of following the batch axis through a model's graph.
 
     Attributes:

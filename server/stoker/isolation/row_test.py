@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.isolation.companions import NON_FINITE, Companions, Row, same_rows
 from stoker.isolation.difference import largest_difference, same_bits
@@ -38,8 +38,7 @@ _MOST_BATCH_BYTES: Final = 64 << 20
 _MUCH_LONGER: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """The result of testing rows.
 
     Attributes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.gpu.facts import GpuReading
 from stoker.metrics import layout, table
@@ -69,8 +69,7 @@ PAST_END: Final = table.MEMORY_BYTES + _PAST_BYTES
 """Offset of the end of the history in the metrics file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReading:
+class ProcessReading(Struct, frozen=True):
     """The resource use of a process at one moment, and its page of the metrics."""
 
     page: int
@@ -79,8 +78,7 @@ class ProcessReading:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Steps in ascending order, preceded by the step from which differences are computed.
 
     Attributes:

@@ -6,8 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
@@ -16,8 +17,7 @@ _LEAST_SPAN_S: Final = 0.5
 _APART_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """The load of one version of a model.
 
     Attributes:

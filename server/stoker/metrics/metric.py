@@ -9,6 +9,7 @@ from itertools import accumulate, product
 from typing import ClassVar, Literal, ParamSpec
 
 import numpy as np
+from msgspec import Struct
 
 _P = ParamSpec("_P")
 
@@ -19,8 +20,7 @@ Key = tuple[str, ...]
 """A value of each label."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramTotals:
+class HistogramTotals(Struct, frozen=True):
     """Counts per bucket (not cumulative; the last one is +Inf), and the sum of the observations."""
 
     bounds: Sequence[float]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.gpu.facts import GpuReading
 from stoker.metrics import layout, table
@@ -72,8 +72,7 @@ class Totals:
         return [reading for reading in readings if reading is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemandTotals:
+class OnDemandTotals(Struct, frozen=True):
     """Models that are loaded on demand: requests that waited for a load, loads, memory, and evictions by reason.
 
     Attributes:
@@ -92,8 +91,7 @@ class OnDemandTotals:
     evictions: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheTotals:
+class CacheTotals(Struct, frozen=True):
     """The response cache: lookups and their times, those of misses with the insertion; size and evictions."""
 
     hits: int

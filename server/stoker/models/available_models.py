@@ -9,6 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_canary, stored_labels
@@ -30,8 +33,7 @@ EarlierLabels = Mapping[str, Mapping[str, int]]
 _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AvailableModel:
+class AvailableModel(Struct, frozen=True):
     """A model that can be served.
 
     Attributes:
@@ -46,16 +48,18 @@ class AvailableModel:
     settings: ModelSettings
     versions: tuple[int, ...]
     read: Callable[[int], ModelSource]
-    broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
+    broken: Mapping[int, OperatorError] = msgspec.field(default_factory=dict)
     base: Path | None = None
     error: OperatorError | None = None
-    earlier_labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
+    earlier_labels: Mapping[str, int] = msgspec.field(default_factory=dict)
+    adjustments: Adjustments = msgspec.field(default_factory=Adjustments)
     find_again: Callable[[], AvailableModel] | None = None
 
     def adjusted(self, adjustments: Adjustments) -> AvailableModel:
         """Return the model with adjustments of its settings; called for a model without any."""
-        return dataclasses.replace(self, settings=adjustments.over(self.settings), adjustments=adjustments)
+        return msgspec.structs.replace(
+            self, settings=adjustments.over(self.settings), adjustments=adjustments
+        )
 
     @property
     def policy(self) -> VersionPolicy:
@@ -126,7 +130,7 @@ class AvailableModel:
             raise self.broken[version]
         if version not in self.versions:
             check_named(self.name, VersionPolicy(None, (version,)), self.versions)
-        return dataclasses.replace(self.read(version), name=self.name)
+        return msgspec.structs.replace(self.read(version), name=self.name)
 
     def fingerprint(self, version: int) -> str:
         """Return the fingerprint of the files of a version; see `ModelSource.fingerprint`.
@@ -175,7 +179,7 @@ def find_available_models(
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
     return {
-        entry.name: dataclasses.replace(entry, earlier_labels=earlier_labels.get(entry.name, {}))
+        entry.name: msgspec.structs.replace(entry, earlier_labels=earlier_labels.get(entry.name, {}))
         for entry in found
     }
 
@@ -301,7 +305,7 @@ def _of_archive(source: ModelSource) -> ModelSource:
     if source.framework != "torchserve":
         return source
     archive = read_archive(source.path)
-    return dataclasses.replace(source, own_settings=archive.own_settings, notes=archive.notes)
+    return msgspec.structs.replace(source, own_settings=archive.own_settings, notes=archive.notes)
 
 
 def _found(

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
 from stoker.environments.location import locate_environment
 from stoker.errors import InvalidSettings, OperatorError
@@ -200,7 +202,7 @@ def _on_chosen_way(
             f"{registered.reference})"
         )
     way = ways.ways[chosen]
-    replaced = dataclasses.replace(source, framework=way.framework, path=registered.files_dir / way.entry)
+    replaced = msgspec.structs.replace(source, framework=way.framework, path=registered.files_dir / way.entry)
     if named is not None:
         model = dataclasses.replace(model, execution="auto")
     if chosen == "aoti":
@@ -410,7 +412,7 @@ def _acceleration(model: ModelSettings, name: str, framework: str) -> Accelerati
 def _declaration(model: ModelSettings, declaration: Declaration) -> Declaration:
     """Return the tensors of config.pbtxt; settings with rows of a batch overrule its lack of a batch axis."""
     overrules = declaration.batched is False and (model.max_batch_rows or model.batching == "rows")
-    return dataclasses.replace(declaration, batched=None) if overrules else declaration
+    return msgspec.structs.replace(declaration, batched=None) if overrules else declaration
 
 
 def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:

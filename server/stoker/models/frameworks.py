@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from stoker.deployment import library_of_booster
 from stoker.errors import RepositoryError
@@ -52,8 +53,7 @@ LOOKED_FOR = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Detected:
+class Detected(Struct, frozen=True):
     """A recognised model file or folder.
 
     Attributes:

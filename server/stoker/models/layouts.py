@@ -15,10 +15,11 @@ PATH/NAME/1/manifest.json                                   registered models, a
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.ensembles import is_ensemble
@@ -104,7 +105,7 @@ def find_versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
 
 
 def _in_folder(sources: Iterable[ModelSource]) -> list[ModelSource]:
-    return [dataclasses.replace(source, in_folder_of_models=True) for source in sources]
+    return [msgspec.structs.replace(source, in_folder_of_models=True) for source in sources]
 
 
 def _registered(path: Path, broken: Broken) -> list[ModelSource]:
@@ -285,7 +286,7 @@ def _version(name: str, version: int, folder: Path, config: TritonConfig | None)
     if detected.framework != "torchserve":
         return source
     archive = read_archive(detected.path)
-    return dataclasses.replace(source, own_settings=archive.own_settings, notes=archive.notes)
+    return msgspec.structs.replace(source, own_settings=archive.own_settings, notes=archive.notes)
 
 
 def _holder(name: str, version: int, folder: Path, config: TritonConfig | None) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from stoker.deployment import library_of_booster
 from stoker.errors import InvalidSettings, RepositoryError
@@ -29,8 +30,7 @@ _VERSION: Final = re.compile(r"v?([1-9][0-9]{0,17})", re.ASCII)
 _SERVED_CONTENT: Final = ("np", "pd", "str")
 
 
-@dataclass(frozen=True, slots=True)
-class _Runtime:
+class _Runtime(Struct, frozen=True):
     """One of MLServer's runtimes.
 
     Attributes:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.settings.pipeline_graph import Graph, Links
 from stoker.settings.pipelines import Pipeline, Step
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedPipeline:
+class JoinedPipeline(Struct, frozen=True):
     """A pipeline that can run.
 
     Attributes:

@@ -6,8 +6,9 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT
 from stoker.errors import CorruptModel, RepositoryError
@@ -23,8 +24,7 @@ _DEEPEST = 200
 """The most levels of folders: no model needs more, and each is a nested call."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(Struct, frozen=True):
     """The record of one file in a manifest.
 
     Attributes:
@@ -35,8 +35,7 @@ class FileRecord:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFiles:
+class SourceFiles(Struct, frozen=True):
     """The files of a source, with links resolved.
 
     Attributes:

@@ -14,12 +14,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install, is_installed
@@ -35,8 +35,7 @@ _TALKATIVE: Final = ("aiobotocore", "botocore", "gcsfs", "adlfs", "azure", "asyn
 _SECRETS: Final = re.compile(r"(\w://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class _Store:
+class _Store(Struct, frozen=True):
     """A kind of store.
 
     Attributes:

@@ -6,9 +6,10 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.errors import OperatorError, RepositoryError
 from stoker.models.frameworks import Framework
@@ -23,8 +24,7 @@ MODEL_SETTINGS: Final = "model-settings.json"
 """MLServer's settings of a model; see `stoker.models.mlserver`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
+class ModelSource(Struct, frozen=True):
     """One version of one model that can be served.
 
     Attributes:

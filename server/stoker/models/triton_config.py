@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.deployment import Declaration, WarmUpRequest
 from stoker.errors import RepositoryError
@@ -69,8 +70,7 @@ _READ: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TritonConfig:
+class TritonConfig(Struct, frozen=True):
     """The configuration of a model.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from stoker.errors import LoadFailed
 from stoker.models.ways import Way, WayResult
@@ -18,8 +18,7 @@ REFERENCE: Final = "reference.npz"
 _MEASURING: Final = "stoker.importing.measuring"
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Struct, frozen=True):
     """The inputs for measuring ways.
 
     Attributes:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from stoker.settings.choices import WAY_NAMES, Provider
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """One way to run a model.
 
     Attributes:
@@ -26,8 +28,7 @@ class Way:
     provider: Provider = "cuda"
 
 
-@dataclass(frozen=True, slots=True)
-class WayResult:
+class WayResult(Struct, frozen=True):
     """The measurements of one way on one device.
 
     Attributes:
@@ -97,7 +98,8 @@ class Ways:
 
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
-        return asdict(self)
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        return shown
 
 
 def digest_of(checksums: Mapping[str, str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, StokerError
 from stoker.offline.answer_files import Columns, format_for, result_file
@@ -20,8 +20,7 @@ _READ_ROWS: Final = 4096
 """About how many rows are read at once."""
 
 
-@dataclass(slots=True)
-class ShardResult:
+class ShardResult(Struct):
     """The progress of a shard."""
 
     files: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from stoker.deployment import Deployment, Device
 from stoker.device.loaded_model import LoadedModel
@@ -90,7 +91,7 @@ def _in_config(
     available = find_available_models(settings, workspace)
     if name not in available:
         raise UnknownModel(f"{config} has no model {name!r}; it has: {', '.join(available)}")
-    return dataclasses.replace(available[name], settings=given.over(available[name].settings))
+    return msgspec.structs.replace(available[name], settings=given.over(available[name].settings))
 
 
 def _version(entry: AvailableModel) -> int:

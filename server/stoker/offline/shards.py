@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.offline.sent_answers import DONE_FOLDER
@@ -18,8 +19,7 @@ from stoker_base.trees import files_below
 _SHARD: Final = re.compile(r"([0-9]{1,6})/([1-9][0-9]{0,5})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """One of several parts of the work, each for a process of its own."""
 
     number: int = 0
@@ -36,8 +36,7 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Rows of one file, whose answers become one file.
 
     Attributes:
@@ -110,8 +109,7 @@ def pieces_of(
         yield Piece(file, f"{name}-{shard.number:05}-of-{shard.count:05}", start, stop)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """The record of a scored piece, stored beside the answers after them.
 
     Attributes:
@@ -168,8 +166,8 @@ class Record:
         """Store the record, after its answers."""
         path = answers_path(folder, piece)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = dataclasses.replace(self, answers=answers, scored=scored)
-        replace_file(path, json.dumps(dataclasses.asdict(record)).encode(), 0o644)
+        record = msgspec.structs.replace(self, answers=answers, scored=scored)
+        replace_file(path, json.dumps(msgspec.structs.asdict(record)).encode(), 0o644)
 
 
 def answers_path(folder: Path, piece: Piece) -> Path:

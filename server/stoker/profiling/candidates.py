@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.device.batch_decisions import BatchPolicy
 from stoker.profiling.curves import MeasuredCurve
@@ -16,8 +17,7 @@ _SPARSE: Final = 2
 _MOST_INSTANCES: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """Settings to serve a model with.
 
     Attributes:
@@ -51,8 +51,7 @@ class Candidate:
         return settings
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """The choices for a model on its device.
 
     Attributes:
@@ -72,7 +71,7 @@ class Space:
             for most in self._caps(curve):
                 for buckets in self._buckets(curve, most):
                     for instances in self._instances(curve, most):
-                        candidate = dataclasses.replace(
+                        candidate = msgspec.structs.replace(
                             self.default,
                             max_batch_rows=most,
                             instances=instances,

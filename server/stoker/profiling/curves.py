@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.overlap import WORTH
@@ -22,8 +22,7 @@ _MEDIAN: Final = 0.6745
 _TO_NINETY: Final = 1.6449 - _MEDIAN
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCurve:
+class MeasuredCurve(Struct, frozen=True):
     """Batch times by number of rows.
 
     Attributes:
@@ -112,8 +111,7 @@ class MeasuredCurve:
         return best
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedCurve:
+class PaddedCurve(Struct, frozen=True):
     """A curve with batches padded to certain sizes.
 
     Attributes:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 _BUSY_FRONTENDS: Final = 0.8
 """The share of their time that frontends can be busy before requests queue for them."""
 
 
-@dataclass(frozen=True)
-class LoadTest:
+class LoadTest(Struct, frozen=True):
     """A request and a load, with the expectation that 99 % of the answers are within the target.
 
     Attributes:
@@ -27,8 +28,7 @@ class LoadTest:
     rows_per_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class RequestCost:
+class RequestCost(Struct, frozen=True):
     """The cost of a request beside its batch, measured on a server in closed loops.
 
     Attributes:
@@ -47,8 +47,7 @@ class RequestCost:
         return _BUSY_FRONTENDS * self.frontends / self.frontend_us * 1e6
 
 
-@dataclass(frozen=True)
-class Confirmation:
+class Confirmation(Struct, frozen=True):
     """The load that a server sustained.
 
     Attributes:
@@ -65,4 +64,4 @@ class Confirmation:
     p50_ms: float
     p99_ms: float
     limit: str | None = None
-    busy: Mapping[str, float] = field(default_factory=dict)
+    busy: Mapping[str, float] = msgspec.field(default_factory=dict)

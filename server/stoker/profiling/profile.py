@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
 
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.profiling.candidates import Candidate, Space
@@ -18,8 +21,7 @@ from stoker.profiling.search import Estimate, Load, SearchResult, Step, search
 _EXECUTIONS: Final = ("copied", "bound", "graph")
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """The measurements of a model.
 
     Attributes:
@@ -84,13 +86,15 @@ def find_settings(
             "--target-ms, or take a faster device"
         )
     # The device has the time that the request's way leaves.
-    load = replace(load, target_ms=load.target_ms - beside_ms, most_rows_per_s=most_rows_per_s)
+    load = msgspec.structs.replace(
+        load, target_ms=load.target_ms - beside_ms, most_rows_per_s=most_rows_per_s
+    )
     found = search(space, load, step)
 
     def add_request_time(estimate: Estimate) -> Estimate:
         parts = (estimate.p50_ms, estimate.p99_ms, estimate.light_ms)
         p50_ms, p99_ms, light_ms = (each and each + beside_ms for each in parts)
-        return replace(estimate, p50_ms=p50_ms, p99_ms=p99_ms, light_ms=light_ms)
+        return msgspec.structs.replace(estimate, p50_ms=p50_ms, p99_ms=p99_ms, light_ms=light_ms)
 
     return SearchResult(tuple(map(add_request_time, found.ranked)), add_request_time(found.default))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
+from msgspec import Struct, field
 
 from stoker.deployment import Deployment
 from stoker.device.first_batches import batch_inputs
@@ -28,8 +28,7 @@ _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _SEED: Final = 11
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(Struct, frozen=True):
     """A request as a caller would send it.
 
     Attributes:

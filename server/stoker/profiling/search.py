@@ -5,13 +5,13 @@ Uses no clock and no device; deterministic.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from stoker.device.batch_sizes import ServiceTimes, timed_first
 from stoker.profiling.candidates import Candidate, Space
@@ -36,8 +36,7 @@ _KNOWN_TIMES: Final = 8
 Step = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """The expected requests.
 
     Attributes:
@@ -58,8 +57,7 @@ class Load:
     most_rows_per_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The simulated performance of a candidate.
 
     Attributes:
@@ -85,8 +83,7 @@ class Estimate:
         return {"settings": self.candidate.settings(), **figures, "limit": self.limit}
 
 
-@dataclass(frozen=True, slots=True)
-class SearchResult:
+class SearchResult(Struct, frozen=True):
     """The result of a search.
 
     Attributes:
@@ -248,7 +245,7 @@ def simulate(
 
 
 def _with_rows(requests: Requests, rows: int) -> Requests:
-    return dataclasses.replace(requests, rows=np.full(len(requests.at_ns), rows))
+    return msgspec.structs.replace(requests, rows=np.full(len(requests.at_ns), rows))
 
 
 def _learn_times(sizes: PaddedCurve, candidate: Candidate, at_once: int) -> ServiceTimes:

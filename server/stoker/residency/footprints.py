@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from stoker.system.durable import read_regular, replace_file
 
@@ -27,8 +28,7 @@ _LOAD_BYTES_S: Final = 200e6
 """How fast a model loads: a guess until it was loaded once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """The memory and load time of a model on a device.
 
     Attributes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUse:
+class ModelUse(Struct, frozen=True):
     """A model in memory.
 
     Attributes:

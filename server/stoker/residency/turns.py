@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.residency.taking_turns import RecentTurns
 
@@ -14,8 +15,7 @@ _PLACES: Final = 6
 _PLACES_OF_CALLER: Final = 3
 
 
-@dataclass(eq=False, slots=True)
-class Load:
+class Load(Struct, eq=False):
     """A load that waits for its turn, or goes on.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment
@@ -40,8 +40,7 @@ class ErrorForCaller(Exception):
     """A model's message for the caller of a failed request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowFailure:
+class RowFailure(Struct, frozen=True):
     """An item of a variable output for a row that failed while others of its batch did not.
 
     Attributes:

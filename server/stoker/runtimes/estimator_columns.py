@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from stoker.errors import LoadFailed, RequestError
 from stoker.runtimes.boosters import booster_of, categories_by_place, is_of_xgboost

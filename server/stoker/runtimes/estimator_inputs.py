@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.errors import InvalidInput, quoted
 from stoker.runtimes.packed import Feeds
@@ -36,8 +36,7 @@ _USUAL: Final[Mapping[Kind, tuple[Any, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """A text for each row, for a pipeline that begins with a vectoriser."""
 
     inputs: tuple[TensorInfo, ...] = (TensorInfo(_INPUT, "string", (-1,)),)
@@ -56,8 +55,7 @@ class Texts:
         return "texts, and does not say how many numbers a row has (n_features_in_)"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column.
 
     Attributes:
@@ -141,8 +139,7 @@ def _encode(texts: Sequence[str]) -> np.ndarray:
     return array
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """Rows of numbers.
 
     Attributes:
@@ -185,8 +182,7 @@ class Matrix:
         return f"rows of {len(self.columns)} numbers"
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table with columns that are not all numbers.
 
     Attributes:

@@ -12,10 +12,10 @@ import math
 import mmap
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.arena import Arena, gather
 from stoker.runtimes.cuda import CudaError, CudaRuntime
@@ -62,8 +62,7 @@ def begin_copies(
         cuda.copy_to_device(target, source, size, stream)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyTimes:
+class CopyTimes(Struct, frozen=True):
     """The times to copy a batch of one input.
 
     Attributes:
@@ -320,8 +319,7 @@ class RowCopies:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
+class _Timer(Struct, frozen=True):
     cuda: CudaRuntime
     stream: int
     clock_ns: Callable[[], int]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from stoker.deployment import Deployment
@@ -131,7 +132,7 @@ class SignaturesRuntime:
         isolation = first.isolation
         if isolation is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
             # The signatures share their variables.
-            isolation = dataclasses.replace(isolation, keeps_state=True)
+            isolation = msgspec.structs.replace(isolation, keeps_state=True)
         self.signature = dataclasses.replace(first, signatures=tuple(signatures), isolation=isolation)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:

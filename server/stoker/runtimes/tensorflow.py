@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from stoker.deployment import Deployment, Device
@@ -91,7 +92,7 @@ def _restore_state(runtime: Runtime, signature: SavedSignature) -> None:
     isolation = runtime.signature.isolation
     if signature.state and isolation is not None:
         signature.restore()
-        isolation = dataclasses.replace(isolation, keeps_state=True)
+        isolation = msgspec.structs.replace(isolation, keeps_state=True)
         runtime.signature = dataclasses.replace(runtime.signature, isolation=isolation)
 
 

@@ -9,10 +9,10 @@ that it takes the least time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 _LIMITS: Final = np.array((64, 128, 512, 1024))
 _STEPS: Final = np.array((4, 8, 16, 32, 128))
@@ -28,8 +28,7 @@ def padded_lengths(tokens: np.ndarray) -> np.ndarray:
     return lengths
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCosts:
+class TokenCosts(Struct, frozen=True):
     """How long a model computes.
 
     Attributes:

@@ -14,11 +14,11 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
@@ -179,8 +179,7 @@ def _try_sample(runtime: TritonPythonRuntime, deployment: Deployment) -> None:
         raise LoadFailed(f"{deployment.name} fails on {sample.source}: {answer.error}") from answer.error
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """A packed request, unpacked.
 
     Attributes:

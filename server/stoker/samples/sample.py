@@ -7,11 +7,11 @@ models have none, so `sample_files` with the decoders of all protocols is import
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.samples.warm_up_requests import make_warm_up_feeds, read_recorded_requests
@@ -21,8 +21,7 @@ from stoker.wire.texts import TEXT
 _RECORDED: Final = Path("assets.extra", "tf_serving_warmup_requests")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A request that a model is known to answer.
 
     Attributes:

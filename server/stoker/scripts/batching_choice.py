@@ -5,11 +5,12 @@ See decision 13.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.script_form import Batching, ScriptForm
@@ -32,8 +33,7 @@ _NO_SAMPLE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchedCalls:
+class BatchedCalls(Struct, frozen=True):
     """The chosen way of scoring requests."""
 
     answers: Callable[[Sequence[ScriptRequest]], list[ScriptAnswer]]
@@ -118,7 +118,7 @@ def _batched(
     max_requests: int,
     key: str,
 ) -> BatchedCalls:
-    form = dataclasses.replace(
+    form = msgspec.structs.replace(
         calls.form, batching=batching, batching_reason=reason, max_requests=max_requests, merge_key=key
     )
     return BatchedCalls(answers, form)

@@ -6,9 +6,10 @@ import ast
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 PROVIDED_BY_AZURE: Final = ("azureml", "azureml_inference_server_http", "inference_schema")
 """Packages whose modules `stoker_azure` provides to scripts."""
@@ -27,8 +28,7 @@ _PROBE: Final = (
 _PROBE_TIMEOUT_S: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(Struct, frozen=True):
     """A top-level package that a script, or a module beside it, imports.
 
     Attributes:

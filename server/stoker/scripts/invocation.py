@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from stoker.errors import (
     DeadlineExceeded,
@@ -65,7 +66,7 @@ class ScriptCalls:
         self._watchdog = watchdog
         self._form, self._with_headers = bind_form(run, raw=raw, apart=apart)
         described = self._form.described
-        self.form: ScriptForm = dataclasses.replace(
+        self.form: ScriptForm = msgspec.structs.replace(
             # A script that uses Flask may look at Flask's request.
             described,
             wants_head=described.wants_head or self._with_headers or uses_flask() or yields(run),
@@ -116,7 +117,7 @@ class ScriptCalls:
         """Return the result of `run` as the answer; 500 and a log line if it cannot be encoded."""
         try:
             if is_response(result):
-                return dataclasses.replace(stand_ins().answer_from(result), exec_ns=exec_ns)
+                return msgspec.structs.replace(stand_ins().answer_from(result), exec_ns=exec_ns)
             return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # objects of a script may raise any exception when they are read
             error_id = log_failure("the result of run() cannot be sent", error)
@@ -182,7 +183,7 @@ class ScriptCalls:
         # The script may have failed to parse another text than the body.
         text = request.body.decode().removeprefix("\ufeff")
         plain = plain_numbers(text, error.pos) if error.doc == text else None
-        return None if plain is None else dataclasses.replace(request, body=plain.encode())
+        return None if plain is None else msgspec.structs.replace(request, body=plain.encode())
 
     def _fault(self, error: BaseException, request: ScriptRequest) -> str | None:
         """Return the fault of a body that a script, which takes text, could not read; None if the body is JSON."""

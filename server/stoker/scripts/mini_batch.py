@@ -10,9 +10,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
@@ -25,8 +26,7 @@ from stoker.system.logs import frames_of_script
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """How many items have been scored."""
 
     items: int = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.files import parse_json, settings_text
@@ -19,8 +20,7 @@ _MOST_EXAMPLE_BYTES: Final = 256 << 20
 _SERVED_TAGS: Final = ["serve"]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of the model's input table.
 
     Attributes:
@@ -33,8 +33,7 @@ class Column:
     required: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInput:
+class TensorInput(Struct, frozen=True):
     """An input tensor of the model.
 
     Attributes:
@@ -46,8 +45,7 @@ class TensorInput:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MlflowFolder:
+class MlflowFolder(Struct, frozen=True):
     """The content of an `MLmodel` file.
 
     Attributes:

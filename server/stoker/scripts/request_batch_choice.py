@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Final
+
+import msgspec
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.script_form import ScriptForm
@@ -43,7 +44,7 @@ def choose_request_batches(run: BatchRun, deployment: Deployment, batches: Reque
         most,
         reason,
     )
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         form, batching="requests" if most > 1 else "none", batching_reason=reason, max_requests=most
     )
 
@@ -102,5 +103,5 @@ def _quietly(batches: RequestBatches, requests: Sequence[ScriptRequest]) -> list
     """Score requests in one call; the log gets no failures."""
     with requests_in_log(SELF_CHECK):
         return batches.score_together(
-            [dataclasses.replace(request, request_id=SELF_CHECK) for request in requests]
+            [msgspec.structs.replace(request, request_id=SELF_CHECK) for request in requests]
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import mimetypes
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
@@ -15,8 +16,7 @@ from stoker.system.logs import SELF_CHECK
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A request that the script is known to answer."""
 
     body: bytes

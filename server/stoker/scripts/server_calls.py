@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
 import orjson
+from msgspec import Struct
 
 from stoker.wire.datatypes import DATATYPES
 from stoker.wire.oip_tensors import datatype_of
@@ -42,8 +42,7 @@ class CallFailed(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class OwnServer:
+class OwnServer(Struct, frozen=True):
     """The address at which a process reaches its server.
 
     Attributes:
@@ -58,8 +57,7 @@ class OwnServer:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
+class _Scope(Struct, frozen=True):
     """The requests that a model answers now."""
 
     callers: tuple[str, ...] = ()

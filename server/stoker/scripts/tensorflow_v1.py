@@ -10,10 +10,11 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import LoadFailed
 from stoker_base.tensorflow_v1 import install_v1_api
@@ -24,8 +25,7 @@ _TENSORFLOW: Final = "tensorflow"
 _KERAS: Final = ("keras", "tf_keras")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorflowUse:
+class TensorflowUse(Struct, frozen=True):
     """A name of TensorFlow's API in a script.
 
     Attributes:

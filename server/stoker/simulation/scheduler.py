@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.arena import Board
 from stoker.device.batch_decisions import BatchPolicy
@@ -184,8 +184,7 @@ class PlannedScheduler:
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
+class _Running(Struct, eq=False):
     """A running batch.
 
     Attributes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(Struct, frozen=True):
     """Requests in order of arrival.
 
     Attributes:
@@ -27,8 +26,7 @@ class Requests:
     caller: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """A random stream of requests of one row, with Poisson arrivals.
 
     Attributes:

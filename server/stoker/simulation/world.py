@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.simulation.workload import Requests
 
@@ -14,8 +14,7 @@ PATIENCE_NS: Final = 2_000_000_000
 """The longest time that a run continues after the last request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowTable:
+class RowTable(Struct, frozen=True):
     """The rows of the requests, in order of arrival.
 
     Attributes:
@@ -55,8 +54,7 @@ class BatchTimes(Protocol):
         """The time of a batch of `rows`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome of all requests.
 
     Attributes:

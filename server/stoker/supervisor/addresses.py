@@ -6,8 +6,9 @@ import ipaddress
 import shlex
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.tls_ports import TlsPort
@@ -19,8 +20,7 @@ def address_of(sock: socket.socket, port: int) -> str:
     return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
+class HttpAddress(Struct, frozen=True):
     """The address of a server, and the curl command that reaches it."""
 
     base: str

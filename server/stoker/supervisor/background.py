@@ -9,8 +9,9 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from stoker.metrics.memory import MetricPage
 from stoker.supervisor.backoff import Backoff
@@ -160,8 +161,7 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     return await asyncio.wrap_future(outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
+class Supervision(Struct, frozen=True):
     """Shared by the supervision of frontends and of device processes."""
 
     metrics_fd: int

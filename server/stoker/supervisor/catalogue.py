@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.deployment import Deployment
@@ -31,8 +33,7 @@ _READY_STATES: Final = {
 }
 
 
-@dataclass(slots=True)
-class Version:
+class Version(Struct):
     """One version of a model.
 
     Attributes:
@@ -70,8 +71,7 @@ def shown_reason(error: Exception) -> str:
     return str(error)[:_REASON_CHARS]
 
 
-@dataclass(slots=True)
-class Model:
+class Model(Struct):
     """The versions of one model.
 
     Attributes:
@@ -84,12 +84,12 @@ class Model:
     """
 
     name: str
-    versions: dict[int, Version] = field(default_factory=dict)
-    chosen: set[int] = field(default_factory=set)
-    wished: dict[str, int] = field(default_factory=dict)
-    labels: dict[str, int] = field(default_factory=dict)
+    versions: dict[int, Version] = msgspec.field(default_factory=dict)
+    chosen: set[int] = msgspec.field(default_factory=set)
+    wished: dict[str, int] = msgspec.field(default_factory=dict)
+    labels: dict[str, int] = msgspec.field(default_factory=dict)
     default: int | None = None
-    canary: Canary = field(default_factory=Canary)
+    canary: Canary = msgspec.field(default_factory=Canary)
 
     @property
     def wanted(self) -> set[int]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 
 
-@dataclass(eq=False, slots=True)
-class Group:
+class Group(Struct, eq=False):
     """The models of one device process.
 
     Attributes:
@@ -24,7 +25,7 @@ class Group:
 
     page: int
     device: str
-    members: list[tuple[Deployment, int]] = field(default_factory=list)
+    members: list[tuple[Deployment, int]] = msgspec.field(default_factory=list)
     most: int | None = None
     packs: bool = False
 

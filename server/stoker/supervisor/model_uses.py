@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.metrics.memory import MetricMemory
@@ -16,8 +18,7 @@ Key = tuple[str, int]
 """Name and version of a model."""
 
 
-@dataclasses.dataclass(slots=True)
-class Use:
+class Use(Struct):
     """The use of one version.
 
     Attributes:
@@ -34,7 +35,7 @@ class Use:
     error: str = ""
     retry_s: float = 0.0
     begun_s: float = 0.0
-    backoff: Backoff = dataclasses.field(default_factory=Backoff)
+    backoff: Backoff = msgspec.field(default_factory=Backoff)
 
 
 class ModelUses:

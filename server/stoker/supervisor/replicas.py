@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
 
 from stoker.control.device_messages import Loaded
 from stoker.deployment import Deployment
@@ -14,8 +16,7 @@ from stoker.supervisor.reports import ModelReport
 from stoker.tensors import Signature
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Struct, frozen=True):
     """A model that one device process has loaded.
 
     Attributes:
@@ -74,7 +75,7 @@ class Replicas:
         self._isolations[model.number] = isolation
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
-                dataclasses.replace(replica, load=with_isolation(replica.load, isolation))
+                msgspec.structs.replace(replica, load=with_isolation(replica.load, isolation))
                 if replica.model.number == model.number
                 else replica
                 for replica in loaded
@@ -130,12 +131,12 @@ class Replicas:
 
 def with_isolation(load: Loaded, isolation: RowIsolation) -> Loaded:
     """Return a report of a load with another finding on whether rows may share batches."""
-    return dataclasses.replace(load, signature=dataclasses.replace(load.signature, isolation=isolation))
+    return msgspec.structs.replace(load, signature=dataclasses.replace(load.signature, isolation=isolation))
 
 
 def _callers_view(signature: Signature) -> Signature:
     """The signature as callers see it: replicas may differ in what only the device process uses for batching."""
     if signature.script is None:
         return signature
-    script = dataclasses.replace(signature.script, batching="none", batching_reason="")
+    script = msgspec.structs.replace(signature.script, batching="none", batching_reason="")
     return dataclasses.replace(signature, script=script)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
@@ -11,8 +12,7 @@ from stoker.system.wording import format_count
 from stoker.tensors import Signature
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(Struct, frozen=True):
     """A model that has been loaded, with all its replicas.
 
     Attributes:
@@ -28,8 +28,7 @@ class ModelReport:
     max_batch_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Struct, frozen=True):
     """The device that a process chose, and why."""
 
     device: str
@@ -37,8 +36,7 @@ class DeviceReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartUp:
+class StartUp(Struct, frozen=True):
     """The whole server.
 
     Attributes:

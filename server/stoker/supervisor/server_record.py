@@ -7,9 +7,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
+
+import msgspec
+from msgspec import Struct
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, read_regular, replace_file
@@ -23,8 +25,7 @@ _STATE, _START_TICKS = 0, 19
 """Fields of /proc/PID/stat behind the name of the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRecord:
+class ServerRecord(Struct, frozen=True):
     """A server that runs on this machine.
 
     Attributes:
@@ -66,7 +67,7 @@ def recorded(workspace: Workspace, record: ServerRecord) -> Iterator[None]:
     with contextlib.suppress(OSError):
         folder = private_folder(workspace.create_run_dir() / _FOLDER)
         path = folder / f"{os.uname().nodename}-{record.pid}.json"
-        replace_file(path, json.dumps(asdict(record)).encode(), mode=0o600)
+        replace_file(path, json.dumps(msgspec.structs.asdict(record)).encode(), mode=0o600)
     try:
         yield
     finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.metrics.journal import TracedRequest
 
@@ -17,8 +19,7 @@ _ROUNDS: Final = 1
 """After this many further readings no more requests of a batch are expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A span in the terms of OpenTelemetry.
 
     Attributes:
@@ -35,13 +36,12 @@ class Span:
     end_ns: int
     parent_id: str = ""
     of_caller: bool = False
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
     links: tuple[tuple[str, str], ...] = ()
     failed: bool = False
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(Struct):
     model: str
     version: str
     trace_id: str
@@ -51,7 +51,7 @@ class _Batch:
     requests: int = 0
     rows: int = 0
     rounds: int = 0
-    links: list[tuple[str, str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 class SpanMaker:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
+import msgspec
+
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
 from stoker.models.available_models import (
@@ -175,7 +177,7 @@ class Stock:
             with suppress(OperatorError):
                 found = known.find_again()
                 if found.all_versions:
-                    return dataclasses.replace(found, earlier_labels=known.earlier_labels)
+                    return msgspec.structs.replace(found, earlier_labels=known.earlier_labels)
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
     def is_on_demand(self, entry: AvailableModel) -> bool:

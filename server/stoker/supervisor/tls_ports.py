@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from stoker.settings.server import ServerSettings
 from stoker.system.certificates import Certificate, TlsFiles, read_certificate
@@ -14,8 +15,7 @@ from stoker.system.certificates import Certificate, TlsFiles, read_certificate
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TlsPort:
+class TlsPort(Struct, frozen=True):
     """A port that speaks TLS."""
 
     files: TlsFiles

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
+from msgspec import Struct, field
 
 from stoker.errors import ServingError
 from stoker.isolation.difference import largest_difference
@@ -31,8 +32,7 @@ version's answer; no answer of the new version."""
 _SUM_OF_SHARES: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class FieldDifference:
+class FieldDifference(Struct, frozen=True):
     """The differences in one field.
 
     Attributes:
@@ -64,8 +64,7 @@ class FieldDifference:
         return f"at most {self.largest:.3g} ({self.relative:.3g} of the largest number){flips}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The results of running requests through an old and a new version.
 
     Attributes:

@@ -9,9 +9,10 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.settings.traffic import Bounds
 
@@ -21,8 +22,7 @@ _CERTAINTY: Final = 3.09
 _QUANTILE: Final = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """Counts of a version since it was first loaded.
 
     Attributes:

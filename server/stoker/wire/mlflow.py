@@ -11,10 +11,10 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from msgspec import Struct
 
 from stoker.errors import InvalidInput, MalformedBody, UnsupportedEncoding
 from stoker.settings.choices import WORDS, NonFinite
@@ -32,8 +32,7 @@ _MISSING: Final = frozenset(("", "NA", "N/A", "NaN", "nan", "NULL", "null", "Non
 """How CSV says that a value is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """A decoded request; with `bare`, the predictions are the whole answer, as from Azure's server."""
 
     predict: PredictRequest

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.errors import InvalidInput, MalformedBody, cut, quoted
 from stoker.tensors import ModelTensors, TensorInfo, number_kind
@@ -176,8 +176,7 @@ _SIZE: Final = "shared_memory_byte_size"
 _MOST: Final = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSpan:
+class RegionSpan(Struct, frozen=True):
     """A part of a registered region: its bytes from `offset_bytes` on."""
 
     region: str

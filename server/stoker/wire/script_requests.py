@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from msgspec import Struct
 
 from stoker.wire.json_bodies import check_text
 
@@ -33,8 +33,7 @@ _FAILED: Final = 1
 _EXECUTED: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(Struct, frozen=True):
     """The parts of a request that a script may ask for beside its body.
 
     Attributes:
@@ -67,8 +66,7 @@ class RequestHead:
         return cls(method, path, query, [(name, value) for name, value in headers], *others)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptRequest:
+class ScriptRequest(Struct, frozen=True):
     """A request on its way to a script.
 
     Attributes:
@@ -98,8 +96,7 @@ class ScriptRequest:
         return cls(data[_REQUEST.size : head_start], data[body_start:], rows, head)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptAnswer:
+class ScriptAnswer(Struct, frozen=True):
     """A script's answer on its way to the caller.
 
     Attributes:

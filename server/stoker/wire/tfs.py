@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import orjson
+from msgspec import Struct
 
 from stoker.errors import InvalidInput, MalformedBody, cut, json_beginning, quoted
 from stoker.settings.choices import WORDS, NonFinite
@@ -26,8 +26,7 @@ from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
 _MAX_DEPTH: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
+class PredictRequest(Struct, frozen=True):
     """A decoded predict request.
 
     Attributes:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, quoted
 from stoker.settings.choices import WORDS, NonFinite
@@ -37,8 +37,7 @@ _FEATURE_KINDS: Final[dict[type, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExamplesRequest:
+class ExamplesRequest(Struct, frozen=True):
     """A decoded classify or regress request: arrays by name; serialized examples are an `object` array of `bytes`.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["boot_id"]
-
 
 def boot_id() -> str:
     """Return the id of the machine's current boot."""

@@ -14,8 +14,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
-__all__ = ["FORMER_NAMES", "provide_former_names"]
-
 _TOP = "sklearn."
 # Projects of their own, of which scikit-learn had copies.
 _COPIED = {"sklearn.externals.joblib": "joblib", "sklearn.externals.six": "six"}

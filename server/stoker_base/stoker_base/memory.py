@@ -5,8 +5,6 @@ import resource
 from pathlib import Path
 from typing import Callable, Optional
 
-__all__ = ["kills_for_memory", "limit_bytes", "total_bytes"]
-
 _NO_LIMIT = 1 << 60
 
 Read = Callable[[str], Optional[str]]

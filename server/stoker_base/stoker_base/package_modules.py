@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Iterable, List
 
-__all__ = ["importable_modules"]
-
 _SEPARATORS = re.compile(r"[-_.]+")
 
 

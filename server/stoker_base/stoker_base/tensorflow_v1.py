@@ -5,8 +5,6 @@ import sys
 from types import ModuleType
 from typing import Any, List
 
-__all__ = ["install_v1_api"]
-
 _TENSORFLOW = "tensorflow"
 
 

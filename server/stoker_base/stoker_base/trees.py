@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-__all__ = ["Tree", "files_below", "parts_of", "remove_tree"]
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

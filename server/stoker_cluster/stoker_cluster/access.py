@@ -11,10 +11,11 @@ import os
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.system.extras import how_to_install
 from stoker_cluster.errors import ClusterError, ClusterRefusal
@@ -33,8 +34,7 @@ _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Reference:
+class Reference(Struct, frozen=True, order=True):
     """Identifies an object.
 
     Attributes:
@@ -51,8 +51,7 @@ class Reference:
         return f"{self.kind} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The answer of the API server: the object as it is now, and whether it was created."""
 
     content: Any

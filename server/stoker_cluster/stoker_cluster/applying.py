@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
+
+from msgspec import Struct, field
 
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError, FieldConflict
@@ -37,8 +39,7 @@ _REPLICAS: Final = ".spec.replicas"
 _SERVER_FIELDS: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A change of an object."""
 
     reference: Reference
@@ -118,8 +119,7 @@ def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
     return None if found is None else str(found["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-@dataclass(frozen=True, slots=True)
-class _DryRun:
+class _DryRun(Struct, frozen=True):
     """The objects that are as they should be, and those whose conflicting fields are taken over."""
 
     unchanged: set[Reference] = field(default_factory=set)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster
@@ -22,8 +22,7 @@ _SENT_FIELDS: Final = ("apiVersion", "kind", "spec", "data")
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(Struct, frozen=True):
     """How the requests to an endpoint are divided.
 
     Attributes:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from stoker_cluster.slice_reader import PodSliceReader
 
 _HTTP_PORT_NAME: Final = "http"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Server:
+class Server(Struct, frozen=True, order=True):
     """A server.
 
     Attributes:

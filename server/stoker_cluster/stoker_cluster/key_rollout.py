@@ -6,8 +6,9 @@ import http.client
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.errors import ClusterError, ClusterRefusal
@@ -27,8 +28,7 @@ _AT_ONCE: Final = 16
 _FORBIDDEN: Final = 403
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
+class _Trouble(Struct, frozen=True):
     """Why a pod has not confirmed the keys, and whether that may still change."""
 
     text: str

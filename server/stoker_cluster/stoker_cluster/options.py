@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
@@ -38,8 +39,7 @@ def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -
     return {**read_settings(kind, content, str(file)), **read_settings(kind, given, "command line")}
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
+class _Files(Struct, frozen=True):
     """The parts of a deployment file: the plan, server settings, and models as written."""
 
     cluster: dict[str, Any]

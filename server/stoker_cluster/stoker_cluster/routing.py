@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.errors import UnknownService
 from stoker_cluster.router_settings import RouterSettings
@@ -30,8 +31,7 @@ _READY: Final = "/v2/health/ready"
 _MOST_REFUSED_A_SECOND: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(Struct, frozen=True):
     """The files of a running HAProxy.
 
     Attributes:

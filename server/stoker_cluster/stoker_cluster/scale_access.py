@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster, Reference
@@ -18,8 +19,7 @@ _CONFLICT: Final = 409
 _NOT_FOUND: Final = 404
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentState:
+class DeploymentState(Struct, frozen=True):
     """The state of a Deployment.
 
     Attributes:

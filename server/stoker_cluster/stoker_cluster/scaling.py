@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 _PERCENT: Final = 100
 _DOWN_AFTER_S: Final = 60.0
@@ -33,8 +34,7 @@ _STALE_S: Final = 3.0
 _ROUNDING: Final = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingPolicy:
+class ScalingPolicy(Struct, frozen=True):
     """The operator's settings, as `autoscale_…` of Azure.
 
     Attributes:
@@ -86,8 +86,7 @@ class Pods(NamedTuple):
     waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingState:
+class ScalingState(Struct, frozen=True):
     """The state that one decision leaves for the next.
 
     Attributes:
@@ -104,8 +103,7 @@ class ScalingState:
     overloaded: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """The result of a decision.
 
     Attributes:

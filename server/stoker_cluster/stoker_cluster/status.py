@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from stoker.system.wording import format_count
 
@@ -27,8 +28,7 @@ _AT_ONCE: Final = ("CrashLoopBackOff", "InvalidImageName")
 _USUAL: Final = ("ContainerCreating", "PodInitializing")
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceObjects:
+class ServiceObjects(Struct, frozen=True):
     """The API's objects of a service: its Deployment, with ReplicaSets and pods."""
 
     deployment: Mapping[str, Any]
@@ -36,8 +36,7 @@ class ServiceObjects:
     pods: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
+class ServiceStatus(Struct, frozen=True):
     """The status of a service.
 
     Attributes:
@@ -56,8 +55,7 @@ class ServiceStatus:
         return self.state in ("Healthy", "Deleted") or self.error is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
+class _Trouble(Struct, frozen=True):
     code: str
     message: str
     is_final: bool

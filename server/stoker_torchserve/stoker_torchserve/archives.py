@@ -18,9 +18,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from stoker.errors import RepositoryError
 from stoker.system.durable import lock_file, locked, private_folder
@@ -40,8 +41,7 @@ _COPIED_BYTES: Final = 1 << 20
 _MANIFEST: Final = PurePosixPath(MANIFEST_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """A file of an archive, at its place below the archive's root."""
 
     name: PurePosixPath

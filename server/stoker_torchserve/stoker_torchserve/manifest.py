@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.system.durable import read_regular
@@ -28,8 +29,7 @@ _RUNTIMES: Final = frozenset({"", "python", "python3"})
 _WHOLE_VERSION: Final = re.compile(r"0*([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """The manifest of an archive. File names are relative to the archive's root; "" where there is none.
 
     Attributes:

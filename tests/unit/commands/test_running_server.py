@@ -1,7 +1,6 @@
 """How commands find the server that is meant."""
 
 import argparse
-import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.commands import running_server
@@ -33,7 +33,7 @@ def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerRe
     monkeypatch.delenv("STOKER_PORT", raising=False)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other, ExitStack() as stack:
         process = str(server_record._identity(other.pid))
-        record = dataclasses.replace(FIRST, pid=other.pid, process=process, uri="http://127.0.0.1:9000")
+        record = msgspec.structs.replace(FIRST, pid=other.pid, process=process, uri="http://127.0.0.1:9000")
         for each in (FIRST, record):
             stack.enter_context(recorded(Workspace(tmp_path), each))
         yield record
@@ -74,7 +74,7 @@ def test_only_server_of_the_workspace_is_found(tmp_path: Path, monkeypatch: pyte
     """It is found at any port, and commands of administration reach it there too."""
     monkeypatch.delenv("STOKER_PORT", raising=False)
     assert find_server(tmp_path) is None
-    record = dataclasses.replace(FIRST, uri="http://127.0.0.1:1")
+    record = msgspec.structs.replace(FIRST, uri="http://127.0.0.1:1")
     with recorded(Workspace(tmp_path), record):
         assert find_server(tmp_path) == record
         args = argparse.Namespace(uri=None, key=None, cacert=None, workspace=tmp_path)

@@ -1,7 +1,6 @@
 """`stoker status`: what servers say of themselves."""
 
 import argparse
-import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.live_server import free_port
 
@@ -84,7 +84,7 @@ def test_a_reloaded_server_drains_beside_its_successor(
     answers(True)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
         process = str(server_record._identity(other.pid))
-        old = dataclasses.replace(RECORD, pid=other.pid, process=process, started_s=RECORD.started_s - 60)
+        old = msgspec.structs.replace(RECORD, pid=other.pid, process=process, started_s=RECORD.started_s - 60)
         with recorded(Workspace(tmp_path), old), recorded(Workspace(tmp_path), RECORD):
             assert main(["status", "--workspace", str(tmp_path)]) == 0
             _, first, second = capsys.readouterr().out.splitlines()
@@ -98,7 +98,7 @@ def test_a_reloaded_server_drains_beside_its_successor(
 def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason; one that is not there is no server."""
     words = ["status", "--workspace", str(tmp_path)]
-    record = dataclasses.replace(RECORD, uri=f"http://127.0.0.1:{free_port()}")
+    record = msgspec.structs.replace(RECORD, uri=f"http://127.0.0.1:{free_port()}")
     with recorded(Workspace(tmp_path), record):
         assert main(words) == 1
         printed = capsys.readouterr()

@@ -106,8 +106,8 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
     if origin in (dict, Mapping):
         return st.dictionaries(texts, values_of(arguments[1]), max_size=2)
     types = get_type_hints(declared)
-    fields = {field.name: values_of(types[field.name]) for field in dataclasses.fields(declared)}
-    return st.builds(declared, **fields)
+    fields = msgspec.structs.fields if issubclass(declared, msgspec.Struct) else dataclasses.fields
+    return st.builds(declared, **{field.name: values_of(types[field.name]) for field in fields(declared)})
 
 
 @pytest.mark.parametrize(("sender", "receiver", "message"), SENT)
@@ -129,7 +129,7 @@ def test_every_message_has_one_direction(module: ModuleType) -> None:
     defined = {
         name
         for name, value in vars(module).items()
-        if dataclasses.is_dataclass(value) and value.__module__ == module.__name__
+        if isinstance(value, type) and value.__module__ == module.__name__
     }
     directed = [
         message.__name__

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from tests.puppets import ROWS
@@ -55,7 +56,7 @@ def test_rows_that_are_not_finite_are_found_in_arrays_and_arenas(batch: Batch) -
 
 def test_only_models_that_need_it_have_rows_checked(batch: Batch) -> None:
     """A single row has no neighbours, and a proof that covers NaN needs no check."""
-    proven = dataclasses.replace(APART, non_finite_apart=False)
+    proven = msgspec.structs.replace(APART, non_finite_apart=False)
     assert inspect(proven).check_in_arenas(batch) is None
     assert inspect(proven).check_gathered([np.array(INPUTS)], 4) is None
     assert inspect().check_gathered([np.array([[np.nan, 0]])], 1) is None

@@ -1,8 +1,7 @@
 """Batches that are timed before a model serves."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.pipelined_puppets import PuppetPipeline
 from tests.puppets import BODIES, HandClock, PuppetRuntime
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.pipelined_puppets import PipelinedJoined, PuppetSizes
 from tests.puppets import HandClock, answer_of, doubled
@@ -163,7 +164,7 @@ def test_kept_sizes_are_of_the_same_device_and_settings(tmp_path: Path) -> None:
     assert read_sizes(deployment, GPU) is None
     write_sizes(deployment, GPU, (1, 8))
     assert read_sizes(deployment, GPU) == (1, 8)
-    assert read_sizes(deployment, replace(GPU, description="another GPU")) is None
+    assert read_sizes(deployment, msgspec.structs.replace(GPU, description="another GPU")) is None
     assert read_sizes(replace(deployment, target_ms=5.0), GPU) is None
     (file,) = (tmp_path / "engines").iterdir()
     file.write_text("[1, 8")

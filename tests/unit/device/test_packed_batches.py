@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stoker.deployment import Deployment
@@ -28,7 +28,7 @@ def packed(function: Functions, *, batched: bool = True, **isolation: Any) -> Pa
         lambda feeds: {"y": function(feeds["x"])},
         ModelTensors(info[:1], info[1:], batched),
         deployment,
-        dataclasses.replace(TESTED, batched=batched, **isolation),
+        msgspec.structs.replace(TESTED, batched=batched, **isolation),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -276,7 +277,7 @@ def test_a_hanging_batch_in_flight_ends_the_process() -> None:
 def test_rows_that_are_not_finite_run_alone_where_the_model_needs_it(width: int) -> None:
     """Small rows are copied to be looked at, large ones are looked at where they are."""
     specs = [dataclasses.replace(spec, shape=(width,)) for spec in (*ROWS.inputs, *ROWS.outputs)]
-    isolation = dataclasses.replace(TESTED, non_finite_apart=True)
+    isolation = msgspec.structs.replace(TESTED, non_finite_apart=True)
     signature = dataclasses.replace(ROWS, inputs=(specs[0],), outputs=(specs[1],), isolation=isolation)
     with PipelinedJoined(PuppetPipeline(signature), frontends=2) as joined:
         tickets = []

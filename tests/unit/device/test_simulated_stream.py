@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 from tests.simulated_stream import (
@@ -55,7 +56,7 @@ def poisson_p99_ms(
     """The 99th percentile of the latency over three seconds, with transport."""
     requests = Stream(rows_per_s, 1000).draw(3, np.random.default_rng(seed))
     if target_ms is not None:
-        requests = dataclasses.replace(
+        requests = msgspec.structs.replace(
             requests, target_ns=np.full(len(requests.at_ns), round(target_ms * MS))
         )
     arriving = ArrivingRequests(requests, targets=target_ms is not None)

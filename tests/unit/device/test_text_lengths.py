@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,7 +66,7 @@ class World:
     def __post_init__(self) -> None:
         if self.alike:
             lengths = TextLengths(H200, lambda _, numbers: self.lengths[numbers])
-            self.policy = dataclasses.replace(self.policy, lengths=lengths)
+            self.policy = msgspec.structs.replace(self.policy, lengths=lengths)
 
     def arrive(self, lengths: np.ndarray, caller: int | None = None, tier: int = USUAL) -> list[int]:
         """Queue rows, each of a request of its own; returns their numbers."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -44,7 +45,7 @@ def audited(
 def puppet(answer: Callable[[Sequence[Any]], Outputs] = double, **isolation: Any) -> PuppetRuntime:
     """A model with a finding on its rows."""
     return PuppetRuntime(
-        dataclasses.replace(ROWS, isolation=dataclasses.replace(TESTED, **isolation)), answer
+        dataclasses.replace(ROWS, isolation=msgspec.structs.replace(TESTED, **isolation)), answer
     )
 
 
@@ -308,7 +309,7 @@ def onnx_rows(*nodes: onnx.NodeProto, constant: float, **isolation: Any) -> Pupp
     constants = {"two": np.float32(2), "constant": np.float32(constant)}
     session = onnxruntime.InferenceSession(model_of(graph_of(nodes, constants)))
     specs = (TensorSpec("x", "float32", (WIDTH,)),), (TensorSpec("y", "float32", (WIDTH,)),)
-    signature = Signature(*specs, isolation=dataclasses.replace(TESTED, **isolation))
+    signature = Signature(*specs, isolation=msgspec.structs.replace(TESTED, **isolation))
     return PuppetRuntime(signature, CopiedExecution(session, signature).run)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import pytest
 
 from stoker.commands import serve
@@ -140,7 +141,7 @@ def test_a_model_with_a_virtual_environment_has_a_process_of_its_own(
     assert environment is not None
     python = tmp_path / "venv" / "bin" / "python"
     built = Built("key", python, "3.11.7", MappingProxyType({}))
-    models[1] = replace(models[1], interpreter=replace(environment, built=built).interpreter)
+    models[1] = replace(models[1], interpreter=msgspec.structs.replace(environment, built=built).interpreter)
     assert models[1].interpreter == python
     assert [[model.name for model in formed.models] for formed in group(models)] == [
         ["a", "c"],

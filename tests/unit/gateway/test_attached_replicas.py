@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.puppets import ROWS, metric_memory, puppet_service
@@ -115,7 +116,7 @@ def test_replicas_of_a_service_share_its_tokenizer(monkeypatch: pytest.MonkeyPat
 
     async def scene(stage: Stage) -> None:
         found: Any = SimpleNamespace(text="broken", file_key=lambda: 1)
-        stage.service.facts = dataclasses.replace(stage.service.facts, deployment=found)
+        stage.service.facts = msgspec.structs.replace(stage.service.facts, deployment=found)
         for generation, (text, key) in enumerate((("broken", 1), ("a", 1), ("a", 1), ("a", 2))):
             found.text, found.file_key = text, lambda key=key: key
             stage.attach(generation, signature=signature)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.gateway.rows.test_quotas import Frontends, claim
 from tests.unit.gateway.test_service_manager import Frontend, memory, play
@@ -221,7 +221,7 @@ def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) ->
 
     async def scene(stage: Scene) -> None:
         quota = Frontends().of(CallerTerms("ads", 5, rows_per_s=0.5))
-        stage.service.limits = dataclasses.replace(
+        stage.service.limits = msgspec.structs.replace(
             stage.service.limits, urgency=DEFAULT_URGENCY._replace(shared=quota)
         )
         claim(quota, 1)

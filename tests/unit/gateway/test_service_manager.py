@@ -7,12 +7,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.puppets import ROWS, PuppetRuntime, metric_memory
 
 from stoker.arena import Arena

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pynvml
 import pytest
+from msgspec.structs import fields, replace
 from tests.puppet_nvml import GIB, PuppetGpu, a_gpu, a_mig_gpu, install, set_memory
 
 from stoker.gpu.facts import Driver, Gpu, GpuMemory, GpuReading, MigDevice

@@ -1,10 +1,9 @@
 """The choice of models that leave memory."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stoker.residency.policy import ModelUse, choose_evicted
 

@@ -166,7 +166,7 @@ def test_the_form_has_the_key_of_the_sample() -> None:
     """Frontends count the rows under this key."""
     calls = chosen(
         lambda raw_data: [sum(row) for row in json.loads(raw_data)["instances"]],
-        dataclasses.replace(ROWS, body=ROWS.body.replace(b"data", b"instances")),
+        msgspec.structs.replace(ROWS, body=ROWS.body.replace(b"data", b"instances")),
     )
     assert (calls.form.batching, calls.form.merge_key) == ("merge", "instances")
     assert msgspec.json.decode(msgspec.json.encode(calls.form), type=ScriptForm) == calls.form
@@ -349,7 +349,7 @@ def test_rows_are_counted_only_for_merging() -> None:
     assert rows(merged, b'{"data": [[1], [2], [3]]}') == 3
     assert rows(merged, b'{"data": [[1], [2]]}') == 2
     assert rows(merged, b'{"rows": [[1], [2]]}') == 0
-    assert rows(dataclasses.replace(merged, merge_key="rows"), b'{"rows": [[1], [2]]}') == 2
+    assert rows(msgspec.structs.replace(merged, merge_key="rows"), b'{"rows": [[1], [2]]}') == 2
     assert rows(merged, b"not json") == 0
     assert rows(ScriptForm(batching="handle"), b'{"data": [[1]]}') == 0
 

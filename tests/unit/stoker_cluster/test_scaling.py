@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +152,7 @@ def test_stale_load_counts_as_unknown() -> None:
     assert (fresh.replicas, fresh.unknown) == (6, 0)
     stale = decide(pods, 103.1, ScalingState(), POLICY)
     assert (stale.replicas, stale.unknown) == (1, 1)
-    slow = dataclasses.replace(POLICY, refresh_s=5)
+    slow = msgspec.structs.replace(POLICY, refresh_s=5)
     assert decide(pods, 115.0, ScalingState(), slow).unknown == 0
     assert decide(pods, 115.1, ScalingState(), slow).unknown == 1
 
@@ -302,7 +302,7 @@ def test_pods_that_still_leave_are_not_counted_as_those_that_are_to_go() -> None
 @given(st.floats(0.01, 30), st.integers(1, 50))
 def test_steady_load_comes_to_rest(load: float, replicas: int) -> None:
     """Wherever it begins, and then it stays there: enough for the target, and at most a twentieth and one more."""
-    cluster = Cluster(replicas, dataclasses.replace(POLICY, refresh_s=15))
+    cluster = Cluster(replicas, msgspec.structs.replace(POLICY, refresh_s=15))
     cluster.run(50, load)
     rest = cluster.history[-1]
     assert set(cluster.run(6, load)) == {rest}

@@ -1,9 +1,10 @@
 """Records of running servers."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
+
+import msgspec
 
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.server_record import ServerRecord, recorded, running_servers
@@ -29,7 +30,7 @@ def test_a_server_is_found_while_it_runs(tmp_path: Path) -> None:
 def test_record_of_an_ended_server_is_removed(tmp_path: Path) -> None:
     """Records of killed processes and reused ids are removed; those of other machines stay."""
     workspace = Workspace(tmp_path / "workspace")
-    with recorded(workspace, dataclasses.replace(RECORD, process=f"{RECORD.process}0")):
+    with recorded(workspace, msgspec.structs.replace(RECORD, process=f"{RECORD.process}0")):
         (own,) = folder_of(workspace).iterdir()
         elsewhere = own.with_name(f"x{own.name}")
         elsewhere.write_bytes(own.read_bytes())
@@ -45,9 +46,9 @@ def test_a_process_that_has_ended_does_not_run() -> None:
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert not dataclasses.replace(RECORD, pid=child).is_running
+    assert not msgspec.structs.replace(RECORD, pid=child).is_running
     os.waitpid(child, 0)
-    assert not dataclasses.replace(RECORD, pid=child, process="").is_running
+    assert not msgspec.structs.replace(RECORD, pid=child, process="").is_running
 
 
 def test_a_server_runs_where_nothing_can_be_written(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from tests.patience import PROGRAM_S
 from tests.puppets import BODIES, ROWS
@@ -53,7 +54,7 @@ def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **setting
 def test_the_largest_batch_is_that_of_the_load() -> None:
     """A device may choose fewer rows than max_batch_rows, or have no memory for more."""
     assert (
-        describe_batches(dataclasses.replace(_report(ROWS), max_batch_rows=48))
+        describe_batches(msgspec.structs.replace(_report(ROWS), max_batch_rows=48))
         == "batches of at most 48 rows"
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec import Struct
 
 from stoker_azure.exceptions import ComputeTargetException
 from stoker_azure.sdk.base import BaseWorkspace, raised_as
@@ -39,8 +40,7 @@ _SIZES: Final[dict[str, tuple[int, int]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AmlComputeStatus:
+class AmlComputeStatus(Struct, frozen=True):
     """The status of a cluster.
 
     Attributes:

@@ -9,9 +9,11 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.models.frameworks import SERVED_ALONE
@@ -308,8 +310,7 @@ def prepare(
     return planned
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
+class _Files(Struct, frozen=True):
     """The files of a service.
 
     Attributes:
@@ -322,7 +323,7 @@ class _Files:
     folder: Path
     served: dict[str, Any]
     address: str = ""
-    sent: Mapping[str, Path] = field(default_factory=dict)
+    sent: Mapping[str, Path] = msgspec.field(default_factory=dict)
     has_versions: bool = False
 
 

@@ -12,11 +12,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
@@ -164,8 +164,7 @@ def _replace(
     return record
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(Struct, frozen=True):
     """A checked plan: the deployment file, and what `stoker serve` makes of it."""
 
     file: Path

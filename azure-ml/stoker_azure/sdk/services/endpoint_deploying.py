@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
@@ -91,8 +93,7 @@ def _versions_there(cluster: Cluster, namespace: str, name: str) -> list[str]:
     return [one["metadata"]["labels"][VERSION_LABEL] for one in found]
 
 
-@dataclass(frozen=True, slots=True)
-class _EndpointUpdate:
+class _EndpointUpdate(Struct, frozen=True):
     """An endpoint that is being changed."""
 
     workspace: Workspace
@@ -127,7 +128,7 @@ class _EndpointUpdate:
         """Save the changed endpoint, and return the update with it."""
         record = endpoint.update_record(dataclasses.replace(self.record, updated_at=now(), **changed))
         self.services.write(record)
-        return dataclasses.replace(self, record=record, endpoint=endpoint)
+        return msgspec.structs.replace(self, record=record, endpoint=endpoint)
 
     def apply(self, name: str) -> None:
         """Apply a version, with the shares of all versions."""
@@ -194,7 +195,7 @@ def update_version(
         )
         if change.changes_pods:
             share = before.versions[version].traffic_percentile
-            same = dataclasses.replace(wanted, traffic_percentile=share)
+            same = msgspec.structs.replace(wanted, traffic_percentile=share)
             found = found.save(before.with_version(version, same))
             found.apply(version)
         found.apply_shares(after).apply_control(before)
@@ -209,7 +210,7 @@ def delete_version(workspace: Workspace, name: str, version: str, report: Report
     with Services(workspace).changing():
         found = _EndpointUpdate.find(workspace, name, report)
         after = found.endpoint.without_version(version)
-        silent = dataclasses.replace(found.endpoint.version(version), traffic_percentile=0.0)
+        silent = msgspec.structs.replace(found.endpoint.version(version), traffic_percentile=0.0)
         found = found.apply_shares(found.endpoint.with_version(version, silent)).save(after)
         # No route leads to it any more when its Service goes.
         found.apply(after.default)

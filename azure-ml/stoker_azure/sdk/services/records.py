@@ -16,6 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+from msgspec import Struct
+
 from stoker.errors import InvalidSettings
 from stoker.settings.names import is_name
 from stoker.settings.workspace import Workspace
@@ -128,16 +131,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class FirstVersion:
+class FirstVersion(Struct, frozen=True):
     """The version that an endpoint is deployed with."""
 
     name: str
     traffic_percentile: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class Version(Struct, frozen=True, kw_only=True):
     """A version of an endpoint.
 
     Attributes:
@@ -146,7 +147,7 @@ class Version:
         is_control: Whether the others, the treatments, are compared with this version.
     """
 
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = msgspec.field(default_factory=dict)
     models: Sequence[str] = ()
     inference: Mapping[str, Any] | None = None
     traffic_percentile: float = 0.0
@@ -165,8 +166,7 @@ ENDPOINT_KEYWORDS: Final = (
 """Keywords of a whole endpoint, which a version cannot set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionChange:
+class VersionChange(Struct, frozen=True, kw_only=True):
     """A change of a version; attributes that are None change nothing.
 
     Attributes:
@@ -174,7 +174,7 @@ class VersionChange:
         is_control: Compare the others with this version.
     """
 
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = msgspec.field(default_factory=dict)
     models: Sequence[str] | None = None
     inference: Mapping[str, Any] | None = None
     traffic_percentile: float | None = None
@@ -197,7 +197,7 @@ class VersionChange:
                 raise InvalidSettings(f"{name} is said of the endpoint, not of a version; use update()")
         plan = Plan(name="", kind="aks", keywords=version.keywords).updated(self.keywords)
         share = version.traffic_percentile if self.traffic_percentile is None else self.traffic_percentile
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             version,
             keywords=plan.keywords,
             models=version.models if self.models is None else list(self.models),
@@ -206,8 +206,7 @@ class VersionChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """The versions of an endpoint.
 
     Attributes:
@@ -251,7 +250,7 @@ class Endpoint:
         """Return the endpoint with a new version that gets no requests yet."""
         if name in self.versions:
             raise InvalidSettings(f"there is a version {name} already; change it with update_version()")
-        silent = dataclasses.replace(version, traffic_percentile=0.0, is_control=False)
+        silent = msgspec.structs.replace(version, traffic_percentile=0.0, is_control=False)
         return Endpoint({**self.versions, name: silent}, self.default)
 
     def with_version(
@@ -264,10 +263,10 @@ class Endpoint:
         """
         self.version(name)
         others = {
-            other: dataclasses.replace(one, is_control=one.is_control and not is_control)
+            other: msgspec.structs.replace(one, is_control=one.is_control and not is_control)
             for other, one in self.versions.items()
         }
-        new = dataclasses.replace(version, is_control=version.is_control or is_control)
+        new = msgspec.structs.replace(version, is_control=version.is_control or is_control)
         return Endpoint({**others, name: new}, name if is_default else self.default)
 
     def without_version(self, name: str) -> Endpoint:
@@ -292,7 +291,7 @@ class Endpoint:
 
     def update_record(self, record: ServiceRecord) -> ServiceRecord:
         """Return the record with the versions of this endpoint."""
-        content = {name: dataclasses.asdict(version) for name, version in self.versions.items()}
+        content = {name: msgspec.structs.asdict(version) for name, version in self.versions.items()}
         models = dict.fromkeys(model for version in self.versions.values() for model in version.models)
         return dataclasses.replace(
             record, versions=content, default_version=self.default, models=list(models)

@@ -24,7 +24,6 @@ from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_run.worker import CURRENT
 from stoker_runs.records.record import Definition
-from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.kubernetes.jobs import JOB_LABEL, JobState, job_object, state_of
@@ -71,11 +70,9 @@ class KubernetesEngine(SharedWorkspaceEngine):
             yield
         except ClusterRefusal as error:
             kind = Unreachable if error.http_status >= _FAULT else EngineFailure
-            raise kind(
-                FailureCode.TARGET_UNUSABLE, str(error), details={"status": error.http_status}
-            ) from error
+            raise kind(str(error), details={"status": error.http_status}) from error
         except ClusterError as error:
-            raise Unreachable(FailureCode.TARGET_UNUSABLE, str(error)) from error
+            raise Unreachable(str(error)) from error
 
     def check(self) -> Sequence[str]:
         """Have a pod started that finds nothing to do, and read what it writes into the workspace."""
@@ -84,7 +81,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
             for verb in ("create", "get", "delete"):
                 if not self._cluster.may(verb, "jobs", namespace, group="batch"):
                     raise EngineFailure(
-                        FailureCode.TARGET_UNUSABLE,
                         f"you may not {verb} jobs in the namespace {namespace} of {self._cluster.context}",
                         "ask its administrator for the role edit there",
                     )
@@ -115,7 +111,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
         if facts is not None:
             return facts
         raise EngineFailure(
-            FailureCode.TARGET_UNUSABLE,
             f"a pod has not begun after {_CHECK_S:g} s: {state.reason if state else 'it is gone'}",
             f"kubectl -n {self._namespace} describe job {name}",
         )
@@ -129,7 +124,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
                 last = next((line for line in reversed(lines) if line.strip()), last)
         settings = self._target.settings
         return EngineFailure(
-            FailureCode.TARGET_UNUSABLE,
             f"a pod of {settings['image']} could not begin with {self._workspace.root}: {last or 'it is gone'}",
             f"the claim {settings['claim']} has to hold {self._target.mounted_folder(self._workspace.root)} of this "
             f"machine, writable for the workspace's owner, and the image a Python: python: {self._python}",
@@ -164,15 +158,8 @@ class KubernetesEngine(SharedWorkspaceEngine):
     def _words(job: Job, folder: Path) -> list[str]:
         if job.record.definition.nodes == 1:
             return ["work", str(folder), "--idle", "0"]
-        return [
-            "member",
-            str(folder),
-            str(job.place),
-            "--node",
-            "$(JOB_COMPLETION_INDEX)",
-            "--host",
-            "$(HOST)",
-        ]
+        options = ["--node", "$(JOB_COMPLETION_INDEX)", "--host", "$(HOST)"]
+        return ["member", str(folder), str(job.place), *options]
 
     def _create(self, name: str, words: Sequence[str], definition: Definition) -> None:
         command = [self._python, str(self.agent_archive()), *words]

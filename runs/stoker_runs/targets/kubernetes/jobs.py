@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker_runs.records.record import Definition
 from stoker_runs.targets.definitions import Target
@@ -26,8 +27,7 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 """The label of pods with the name of their Job."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(Struct, frozen=True):
     """The state of a Job in the cluster.
 
     Attributes:

@@ -9,12 +9,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from stoker.errors import InvalidSettings
-from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, NodeCounts, Unreachable
 
 _ANSWER_S: Final = 20.0
@@ -25,8 +25,7 @@ _FAULT: Final = 500
 _DASHBOARD_PORT: Final = 8265
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True):
     """The state of a job on Ray.
 
     Attributes:
@@ -143,7 +142,6 @@ class RayCluster:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(
-                FailureCode.TARGET_UNUSABLE,
                 f"the Ray cluster at {self.address} does not answer: {reason}",
                 "is that the address of its dashboard, and do the nodes have ray[default]?",
             ) from error
@@ -154,7 +152,6 @@ class RayCluster:
     def _failure(self, status: int, text: str) -> EngineFailure:
         if status in _REFUSALS:
             return EngineFailure(
-                FailureCode.TARGET_UNUSABLE,
                 f"the Ray cluster at {self.address} wants another token",
                 f"stoker targets attach ray {self._name} --address {self.address} --ask-token",
             )
@@ -166,9 +163,7 @@ class RayCluster:
         # A cluster that is starting answers so too, until its agents are there.
         kind = Unreachable if status >= _FAULT else EngineFailure
         return kind(
-            FailureCode.TARGET_UNUSABLE,
-            f"the Ray cluster at {self.address} answered {status}: {complaint}",
-            details={"status": status},
+            f"the Ray cluster at {self.address} answered {status}: {complaint}", details={"status": status}
         )
 
 

@@ -17,9 +17,10 @@ import contextlib
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -29,7 +30,6 @@ from stoker_run.gang import has_ended
 from stoker_run.json_files import read_json
 from stoker_run.worker import CURRENT
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
-from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target, read_secrets
 from stoker_runs.targets.engine import (
     AttemptState,
@@ -67,8 +67,7 @@ _HOLD: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(Struct, frozen=True):
     """A queue of attempts, and its workers."""
 
     folder: Path
@@ -146,7 +145,6 @@ class RayEngine(SharedWorkspaceEngine):
         if facts is not None:
             return facts
         raise EngineFailure(
-            FailureCode.TARGET_UNUSABLE,
             f"a job of the Ray cluster at {self._cluster.address} has not begun after {_CHECK_S:g} s",
             "does ray status there list a node that is idle?",
         )
@@ -157,7 +155,6 @@ class RayEngine(SharedWorkspaceEngine):
         with contextlib.suppress(EngineFailure):
             last = self._cluster.log_tail(job) or last
         return EngineFailure(
-            FailureCode.TARGET_UNUSABLE,
             f"the Ray cluster at {self._cluster.address} could not start a worker for {self._workspace.root}: {last}",
             "put the workspace into a folder that all nodes and this machine have at the same path, with the rights "
             f"to write there (STOKER_WORKSPACE), and name a Python that the nodes have: python: {self._python}",

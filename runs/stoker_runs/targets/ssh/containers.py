@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from msgspec import Struct
+
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
@@ -72,8 +74,7 @@ class _RemoteProgram(ContainerProgram):
         return self.call("build", "-t", name, "-f", f"{path}/Dockerfile", path, timeout_s=None)
 
 
-@dataclass(frozen=True, slots=True)
-class RunContainer:
+class RunContainer(Struct, frozen=True):
     """How to start the container of an attempt."""
 
     image: ReadyImage
@@ -147,7 +148,7 @@ class RemoteContainers:
         except EngineFailure as error:
             failure = error.failure
             message = f"on {self._host}: {failure.message}"
-            raise type(error)(failure.code, message, failure.hint) from error
+            raise type(error)(message, failure.hint, code=failure.code) from error
         owner = ask(["sh", "-c", "id -u; id -g"]).stdout.split()
         user, group = int(owner[0]), int(owner[1])
         return _RemoteProgram(
@@ -158,7 +159,7 @@ class RemoteContainers:
         """Start the container of an attempt, unless it was started before."""
         record = read_record(job.place)
         if record is None:
-            raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
+            raise EngineFailure("the run was not prepared", code=FailureCode.INTERNAL)
         start_container(self._find(record), record, job.place)
 
     def sight(self, job: Job, look: Callable[[], AttemptState]) -> AttemptState:

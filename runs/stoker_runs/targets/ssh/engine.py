@@ -11,9 +11,10 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
@@ -34,6 +35,7 @@ from stoker_runs.targets.engine import (
     start_content,
     write_start,
 )
+from stoker_runs.targets.local import RUN_FOLDERS, STARTED_BEFORE
 from stoker_runs.targets.porter import Porter
 from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
 from stoker_runs.targets.ssh.link import Link
@@ -46,10 +48,8 @@ from stoker_runs.targets.ssh.transfer import (
     send_folder,
 )
 
-_STARTED_BEFORE: Final = 3
 _RENEWALS: Final = 10
 """How often a lease is renewed in the time that it lasts."""
-_RUN_FOLDERS: Final = ("outputs", "logs")
 _AGAIN_S: Final = 2.0
 _SPARK_SUBMIT: Final = "spark-submit"
 _SPARK_VERSION: Final = re.compile(r"version ([0-9]+\.[0-9.]+)")
@@ -98,7 +98,7 @@ class SshEngine:
         if reply["status"] != 0 or found is None:
             message = f"{program} cannot be run on {self._settings.host}: {str(reply['complaints']).strip()}"
             hint = "name the program with --spark-submit; is this machine the head node of a Spark cluster?"
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message, hint)
+            raise EngineFailure(message, hint)
         return f"Spark {found[1]}, master {self._target.settings.get('master', YARN)}"
 
     def discover_settings(self) -> Mapping[str, Any]:
@@ -126,7 +126,7 @@ class SshEngine:
                 if job.record.definition.environment.get("kind") == "user"
                 else "change the environment file, or name a date with --as-of at which its packages fitted together"
             )
-            raise EngineFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint) from error
+            raise EngineFailure(str(error), hint, code=FailureCode.ENVIRONMENT_UNUSABLE) from error
 
     def _prepared(self, job: Job, say: Say) -> None:
         container = None if self.containers is None else self.prepare_container(self.containers, job, say)
@@ -220,7 +220,7 @@ class SshEngine:
 
     def _stop_if_over(self, job: Job) -> None:
         if job.attempt <= self._ended_attempt:
-            raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
+            raise EngineFailure("the run was told to end", code=FailureCode.INTERRUPTED)
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RunEnvironment:
         from stoker_runs.targets.porter_environment import prepare_by_porter
@@ -236,9 +236,9 @@ class SshEngine:
         self._stop_if_over(job)
         if not tree.is_dir():
             message = f"the snapshot {job.record.snapshot} is not in {job.snapshots_dir}"
-            raise EngineFailure(FailureCode.INTERNAL, message, "submit the script again")
+            raise EngineFailure(message, "submit the script again", code=FailureCode.INTERNAL)
         await send_folder(porter, job, tree, "work", say, digest=job.record.snapshot)
-        for name in _RUN_FOLDERS:
+        for name in RUN_FOLDERS:
             kept = job.folder.path / name
             if kept.is_dir() and not kept.is_symlink() and any(kept.iterdir()):
                 await send_folder(porter, job, kept, f"work/{name}", say)
@@ -267,10 +267,9 @@ class SshEngine:
             reply, _ = self._link.ask(op="start", run=job.record.id, attempt=job.attempt, timeout_s=60.0)
         except Unreachable:
             return
-        if reply["status"] not in (0, _STARTED_BEFORE):
+        if reply["status"] not in (0, STARTED_BEFORE):
             last = str(reply["said"]).strip().rpartition("\n")[2] or f"it ended with status {reply['status']}"
-            message = f"the agent cannot be started on {self._settings.host}: {last}"
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+            raise EngineFailure(f"the agent cannot be started on {self._settings.host}: {last}")
 
     def observe(self, job: Job) -> AttemptState:
         """Return the state of the attempt, and append new log lines."""

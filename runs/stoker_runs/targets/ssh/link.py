@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 import asyncssh
 
-from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
 from stoker_runs.targets.porter import ConnectionLost, Porter
@@ -70,7 +69,7 @@ class HostKeys:
         by_fingerprint = bool(self._settings.host_key) and self._pinned_key is None
         return ((), *([name] for name in _ALGORITHMS)) if by_fingerprint else ((),)
 
-    def refusal(self) -> RunFailure:
+    def refusal(self) -> EngineFailure:
         """Return why the machine is refused, and what to do."""
         host = self._settings.host
         shown = " and ".join(dict.fromkeys(map(_named, self._shown))) or "a key of another kind"
@@ -80,14 +79,12 @@ class HostKeys:
             was = self._settings.host_key if self._pinned_key is None else _named(self._pinned_key)
             was = was or " or ".join(map(_named, self._known))
             mend = again if self._settings.host_key else f"ssh-keygen -R '{self._in_known_hosts}' && {again}"
-            return RunFailure(
-                FailureCode.TARGET_UNUSABLE,
+            return EngineFailure(
                 f"the host key of {host} has changed: it shows {shown}, known is {was}; nothing was sent to it",
                 "somebody may be in between, or the machine was installed anew: ask its owner for its fingerprint; "
                 f"only if that is the one shown: {mend}",
             )
-        return RunFailure(
-            FailureCode.TARGET_UNUSABLE,
+        return EngineFailure(
             f"the host key of {host} is not known: it shows {shown}",
             "compare that with what its owner says (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then: "
             f"{again}",
@@ -223,7 +220,6 @@ class Link:
             self._open.abort()
             reason = str(error) or f"nothing was heard for {timeout_s or 0:g} s"
             raise Unreachable(
-                FailureCode.TARGET_UNUSABLE,
                 f"{self._settings.host} does not answer: {reason}",
                 f"stoker targets check {self._settings.name}",
             ) from error
@@ -284,7 +280,7 @@ class Link:
                 if getattr(error, "filename", None):
                     raise _unusable_key(settings, error) from error
                 raise _unreachable(settings, error) from error
-        raise EngineFailure.of(keys.refusal())
+        raise keys.refusal()
 
 
 class _OpenConnection:
@@ -366,7 +362,7 @@ def _refused(settings: SshSettings) -> EngineFailure:
     else:
         credential = "every key of the SSH agent and of ~/.ssh"
         mend = f"let a key in there, or give the password: {settings.attach_line('--ask-password')}"
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{user} has refused {credential}", mend)
+    return EngineFailure(f"{user} has refused {credential}", mend)
 
 
 def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
@@ -375,9 +371,7 @@ def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
     else:
         problem, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
     return EngineFailure(
-        FailureCode.TARGET_UNUSABLE,
-        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {problem}",
-        mend,
+        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {problem}", mend
     )
 
 
@@ -393,4 +387,4 @@ def _unreachable(settings: SshSettings, error: BaseException) -> Unreachable:
         problem, hint = error.strerror or str(error), "is the machine on?"
     else:
         problem, hint = str(error) or type(error).__name__, "is that an SSH server?"
-    return Unreachable(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {problem}", hint)
+    return Unreachable(f"{settings.host} cannot be reached: {problem}", hint)

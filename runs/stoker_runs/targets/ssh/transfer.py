@@ -8,17 +8,18 @@ attempts/N/collected     which folders have come, a line each; `all` when nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import cut, quoted
 from stoker.models.mirrors import CACHE_VARIABLE, cache_limit_bytes
@@ -28,6 +29,7 @@ from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
+from stoker_runs.targets.local import RUN_FOLDERS, as_failure
 from stoker_runs.targets.porter import Porter, Request
 
 _WORD_S: Final = 20.0
@@ -35,8 +37,7 @@ _SAID_FROM_BYTES: Final = 10_000_000
 _TRIES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FolderListing:
+class FolderListing(Struct, frozen=True):
     """The entries and contents of a folder.
 
     Attributes:
@@ -108,7 +109,7 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
     await transfer.send(tree, digest or tree.digest)
     if not await transfer.restore(digest or tree.digest):
         raise EngineFailure(
-            FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
+            f"{folder} has changed while it was sent", "submit the script again", code=FailureCode.INTERNAL
         )
 
 
@@ -129,16 +130,15 @@ async def send_data(porter: Porter, job: Job, name: str, say: Say) -> str:
     now = await asyncio.to_thread(data_digests, {name: str(path)}, data_seen(job.snapshots_dir))
     if now[name] != (digest or now[name]):
         raise EngineFailure(
-            FailureCode.INPUT_CHANGED,
             f"the input {name}, {path}, has changed since the run was submitted",
             "submit the script again",
+            code=FailureCode.INPUT_CHANGED,
         )
     for _ in range(_TRIES):
         await transfer.send(tree, now[name])
         if await transfer.restore(now[name]):
             return place
     raise EngineFailure(
-        FailureCode.TARGET_UNUSABLE,
         f"the data of other runs takes the room of the input {name} on the machine again and again",
         f"allow more by {CACHE_VARIABLE}",
     )
@@ -151,8 +151,7 @@ def _name_inside(path: Path) -> str:
     return f"/{path.name}" if path.is_file() else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Transfer:
+class _Transfer(Struct, frozen=True):
     """A folder on its way to an attempt's files on the machine.
 
     Attributes:
@@ -191,7 +190,6 @@ class _Transfer:
         )
         if not reply["has_room"]:
             raise EngineFailure(
-                FailureCode.TARGET_UNUSABLE,
                 f"{self.name} takes {limits['size_bytes'] / 1e9:.1f} GB, and with the data in use there are "
                 f"{limits['limit_bytes'] / 1e9:.1f} GB for files of runs on {self.porter.host}",
                 f"allow more by {CACHE_VARIABLE}",
@@ -229,8 +227,7 @@ def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Req
 
 
 def _unreadable(error: OSError) -> EngineFailure:
-    message = f"{error.filename} cannot be read: {error.strerror}"
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+    return EngineFailure(f"{error.filename} cannot be read: {error.strerror}")
 
 
 _GROWING: Final = re.compile(
@@ -239,7 +236,8 @@ _GROWING: Final = re.compile(
 )
 _PIECE_BYTES: Final = 1 << 20
 _FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "outputs", "work/logs": "logs"}
-_OF_THE_RUN: Final = ("outputs", "logs")
+local_errors: Final = functools.partial(as_failure, "the run's files cannot be written here")
+"""Turns errors of this machine into failures."""
 
 
 async def poll_attempt(
@@ -285,11 +283,11 @@ async def collect(porter: Porter, job: Job) -> None:
     _, data = await porter.ask(op="list", run=job.record.id, attempt=job.attempt, names=list(_FOLDERS))
     listing: dict[str, list[list[Any]]] = json.loads(data)
     for there, here in _FOLDERS.items():
-        if here in _collected(job) or not (listing[there] or here in _OF_THE_RUN):
+        if here in _collected(job) or not (listing[there] or here in RUN_FOLDERS):
             continue
         incoming = await _fetch(porter, job, there, checked_entries(listing[there]), here)
         with local_errors():
-            place = (job.folder.path if here in _OF_THE_RUN else job.place) / here
+            place = (job.folder.path if here in RUN_FOLDERS else job.place) / here
             _install_folder(incoming, place, keep=seen["agent"] is None)
             _record_collected(job, here)
     with local_errors():
@@ -399,7 +397,7 @@ def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _refused(message: str) -> EngineFailure:
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
+    return EngineFailure(message)
 
 
 def _install_folder(incoming: Path, place: Path, *, keep: bool) -> None:
@@ -447,14 +445,3 @@ def _replace(path: Path, content: Any) -> None:
     data = json.dumps(content).encode("ascii") + b"\n"
     if not path.exists() or path.read_bytes() != data:
         replace_file(path, data)
-
-
-@contextlib.contextmanager
-def local_errors() -> Iterator[None]:
-    """Turn errors of this machine into failures that say so."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        message = f"the run's files cannot be written here: {error.strerror or error}{where}"
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
 import orjson
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -134,7 +134,7 @@ def _service(service: Service) -> dict[str, Any]:
         shown["batching"] = {"how": script.batching, "reason": script.batching_reason}
         shown["example"] = (script.input_schema or {}).get("example")
     elif signature.isolation is not None:
-        shown["batching"] = {"how": str(signature.isolation), **dataclasses.asdict(signature.isolation)}
+        shown["batching"] = {"how": str(signature.isolation), **msgspec.structs.asdict(signature.isolation)}
     return shown
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from stoker.errors import NotFound, cut
 from stoker.gateway.describing.schemas import input_schema, output_schema
@@ -23,8 +24,7 @@ _FAILED: Final = "The service could not answer; the message says why."
 _INPUT: Final = "The input of the model."
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
+class Naming(Struct, frozen=True):
     """The names of a service in its description.
 
     Attributes:

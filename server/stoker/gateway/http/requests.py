@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote
+
+from msgspec import Struct
 
 from stoker.errors import (
     ExpectationFailed,
@@ -126,8 +127,7 @@ def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
-@dataclass(frozen=True, slots=True)
-class Cors:
+class Cors(Struct, frozen=True):
     """The origins (`*` for all) that may read answers. Browsers withhold them from others; no request is refused."""
 
     origins: tuple[str, ...]

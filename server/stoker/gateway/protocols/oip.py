@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -83,7 +83,7 @@ def model_metadata(gateway: Gateway, service: Service) -> dict[str, Any]:
         for side in sides
     )
     isolation = None if service.signature is None else service.signature.isolation
-    parameters = {} if isolation is None else {"batching": dataclasses.asdict(isolation)}
+    parameters = {} if isolation is None else {"batching": msgspec.structs.asdict(isolation)}
     if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
         parameters["labels"] = labels
     return {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
 from starlette.types import Send
 
 from stoker.gateway.http.responses import Answer, split_lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct, field
 from starlette.responses import JSONResponse, Response
 
 from stoker.errors import (
@@ -46,8 +46,7 @@ _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", 
 """Fields that describe the model's files, so a load cannot change them."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadParameters:
+class LoadParameters(Struct, frozen=True):
     """The parameters of a load request.
 
     Attributes:

@@ -6,10 +6,11 @@ checked.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
 
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.scoring.call import Call
@@ -138,4 +139,4 @@ def head_with_span(call: Call, head: RequestHead) -> RequestHead:
         return head
     name, traceparent = TRACEPARENT.decode(), call.span.traceparent.decode()
     others = [pair for pair in head.headers if pair[0].lower() != name]
-    return dataclasses.replace(head, headers=[*others, (name, traceparent)])
+    return msgspec.structs.replace(head, headers=[*others, (name, traceparent)])

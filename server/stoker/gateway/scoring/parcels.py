@@ -12,10 +12,10 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.system.fd_passing import receive_packet
 
@@ -84,8 +84,7 @@ class _Unpickler(pickle.Unpickler):
         del pid
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTask:
+class DecodeTask(Struct, frozen=True):
     """The task of the reader, beside the body; without a dialect, the model's is used."""
 
     name: str
@@ -100,8 +99,7 @@ class DecodeTask:
     urgency: Urgency | None
 
 
-@dataclass(slots=True)
-class DecodedBody:
+class DecodedBody(Struct):
     """The decoded content of a body; its bytes are in the shared memory that comes with it.
 
     Attributes:

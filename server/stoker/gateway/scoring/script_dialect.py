@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import simdjson
 
 from stoker.errors import UnsupportedEncoding
@@ -60,7 +60,7 @@ class ScriptDialect(AzureDialect):
         if head is not None:
             head = head_with_span(call, head)
             if call.deadline_ns < call.received_ns + call.service.limits.timeout_ns:
-                head = dataclasses.replace(head, deadline_ns=call.deadline_ns)
+                head = msgspec.structs.replace(head, deadline_ns=call.deadline_ns)
         exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))
 
     def complete(self, call: Call) -> None:

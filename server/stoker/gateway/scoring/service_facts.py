@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from stoker.settings.choices import WORDS, NonFinite
 
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.urgency import Quotas, Urgency
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
+class ServiceFacts(Struct, frozen=True):
     """Descriptive facts of a service.
 
     Attributes:
@@ -33,8 +33,7 @@ class ServiceFacts:
     non_finite: NonFinite = WORDS
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits of requests to a service.
 
     Attributes:

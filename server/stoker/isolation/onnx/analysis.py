@@ -8,9 +8,11 @@ apart; else it is `mixed` or `unknown`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from stoker.isolation.graph_analysis import GraphAnalysis
 
@@ -79,14 +81,13 @@ def follow_batch_axis(model: Path | bytes) -> dict[str, Value]:
     return _Reader(read_model(model)).outputs()
 
 
-@dataclass(slots=True)
-class _Scope:
+class _Scope(Struct):
     """The states of the tensors of a graph and of the enclosing graphs."""
 
     opsets: Mapping[str, int]
     attributes: Mapping[str, Attribute]
     outer: _Scope | None = None
-    values: dict[str, Value | None] = field(default_factory=dict)
+    values: dict[str, Value | None] = msgspec.field(default_factory=dict)
 
     def find(self, name: str) -> Value | None:
         scope: _Scope | None = self

@@ -6,18 +6,17 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from stoker.wire.protobuf import Buffer, FileBytes
 from stoker.wire.protobuf_message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A constant.
 
     Attributes:
@@ -30,15 +29,13 @@ class Tensor:
     content: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A reference, in an attribute of a node of a function, to an attribute of the function."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One node: an operator with its inputs, outputs and attributes."""
 
     operator: str
@@ -53,8 +50,7 @@ class Node:
         return f"{self.operator} {name!r}"
 
 
-@dataclass(slots=True)
-class Graph:
+class Graph(Struct):
     """The graph of a model, or a subgraph in an attribute.
 
     Attributes:
@@ -73,8 +69,7 @@ Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
 """The value of an attribute; None if it is too long to keep."""
 
 
-@dataclass(slots=True)
-class OnnxFunction:
+class OnnxFunction(Struct):
     """A function defined in the model file."""
 
     name: str
@@ -86,8 +81,7 @@ class OnnxFunction:
     opsets: dict[str, int]
 
 
-@dataclass(slots=True)
-class OnnxModel:
+class OnnxModel(Struct):
     """A model: its graph, opset versions by domain, and its functions."""
 
     graph: Graph

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NoReturn, TypeVar
+
+from msgspec import Struct, field
 
 from stoker.isolation.onnx.graph import Attribute, Node
 from stoker.isolation.onnx.row_states import Mixed, Undecided, Value, of_rows, same
@@ -24,8 +25,7 @@ ML: Final = "ai.onnx.ml"
 _names = count()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A node applied to inputs of known state.
 
     Attributes:
@@ -187,8 +187,7 @@ Function = Callable[[Call], Value] | Callable[[Call], list[Value]]
 _F = TypeVar("_F", bound=Function)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """The treatment of rows by an operator.
 
     Attributes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.isolation.onnx.sizes import Content, Dim, Shape, Size
 
@@ -20,8 +22,7 @@ class Undecided(Exception):
 Kind = Literal["same", "sized", "rows", "lost"]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """The state of a tensor.
 
     Attributes:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Size:
+
+class Size(Struct, frozen=True):
     """A symbolic size: `factor` · N^`rows` · the sizes named in `free`; it has N or at least one free size."""
 
     factor: int

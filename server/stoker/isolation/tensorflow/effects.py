@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from stoker.wire.protobuf import Buffer
 from stoker.wire.protobuf_message import Message
@@ -40,8 +41,7 @@ _INIT_COLLECTIONS: Final = ("saved_model_main_op", "legacy_init_op")
 _SERVE: Final = ["serve"]
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(Struct, frozen=True):
     """The kinds of operators that a SavedModel runs.
 
     Attributes:
@@ -70,15 +70,13 @@ def _reaches_out(kind: str) -> bool:
     return kind in PYTHON or _OUTSIDE.match(kind) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(Struct, frozen=True):
     kind: str
     inputs: list[str]
     calls: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class _Graph(Struct, frozen=True):
     """The parts of a MetaGraphDef that are needed here."""
 
     tags: list[str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown, node_of
 
@@ -16,8 +17,7 @@ class _Lost(Exception):
         self.state = state
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """An operator and the states of its inputs. If an input is not as a rule expects, its outputs are unknown."""
 
     op: Any

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 
 class Size(Enum):
@@ -15,8 +16,7 @@ class Size(Enum):
     VARYING = "unknown, and different for different numbers of rows"
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Struct, frozen=True):
     """A tensor that does not depend on the contents of any row.
 
     Attributes:
@@ -47,8 +47,7 @@ def _varies(value: Any) -> bool:
     return value in (Size.ROWS, Size.VARYING)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """One axis is the batch axis; the elements at a row's position depend on that row alone, whatever its position.
 
     Attributes:
@@ -59,8 +58,7 @@ class Rows:
     exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """A list of tensors, which is not one tensor for each row.
 
     Attributes:
@@ -70,8 +68,7 @@ class Listed:
     item: Plain | Rows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mixed:
+class Mixed(Struct, frozen=True):
     """A tensor that depends on several rows at once.
 
     Attributes:
@@ -81,8 +78,7 @@ class Mixed:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """A tensor of unknown dependence on the rows.
 
     Attributes:

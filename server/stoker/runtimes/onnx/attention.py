@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from stoker.runtimes.onnx.graph_index import MICROSOFT, GraphIndex
 
@@ -29,8 +30,7 @@ Observe = Callable[[Sequence[str]], Sequence[Observation]]
 """Runs a model with several numbers of rows; returns the tensors of these names in each run."""
 
 
-@dataclass(slots=True)
-class _Pattern:
+class _Pattern(Struct):
     """One attention of a graph.
 
     Attributes:
@@ -44,9 +44,9 @@ class _Pattern:
     keys: str
     values: str
     output: str
-    multiplied: list[str] = field(default_factory=list)
-    divided: list[str] = field(default_factory=list)
-    biases: list[str] = field(default_factory=list)
+    multiplied: list[str] = msgspec.field(default_factory=list)
+    divided: list[str] = msgspec.field(default_factory=list)
+    biases: list[str] = msgspec.field(default_factory=list)
 
     @property
     def tensors(self) -> list[str]:

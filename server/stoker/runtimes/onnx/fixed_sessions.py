@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import onnxruntime
+from msgspec.structs import replace
 
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx.sessions import FixedSize, OnnxSessions

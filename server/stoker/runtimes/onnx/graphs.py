@@ -11,12 +11,13 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import onnxruntime
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import OutOfMemory
@@ -44,8 +45,7 @@ _VERSION: Final = 1
 """The version of the fusions: graphs of other versions are not read from the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenGraph:
+class ChosenGraph(Struct, frozen=True):
     """The parts of a model to load.
 
     Attributes:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import onnxruntime
 
 from stoker.deployment import Deployment, Device
@@ -66,7 +67,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     labels: dict[str, tuple[str, ...]] = {}
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
         source, labels = without_maps(source)
-        sessions = dataclasses.replace(sessions, model=source)
+        sessions = msgspec.structs.replace(sessions, model=source)
         session = sessions.open()
     if deployment.sequence is not None:
         return _load_with_state(deployment, session, deployment.sequence)
@@ -158,11 +159,11 @@ def _fit_options(
     if sessions.device.kind == "cpu":
         if sessions.threads == 1 or not _is_short(session, inputs):
             return sessions
-        return dataclasses.replace(sessions, threads=1)
+        return msgspec.structs.replace(sessions, threads=1)
     name, precision = sessions.deployment.name, sessions.deployment.acceleration.precision
     if precision not in CHANNELS_LAST or _runs_channels_last(name, session, inputs):
         return sessions
-    return dataclasses.replace(sessions, channels_last=False)
+    return msgspec.structs.replace(sessions, channels_last=False)
 
 
 def _is_short(session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]) -> bool:

@@ -6,12 +6,12 @@ deployment knows, or have batches of one row alone. The settings of the sequence
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import onnxruntime
 
@@ -283,7 +283,7 @@ def _as_row(declaration: Declaration, declared: DeclaredTensor, rank: int) -> De
             f"request of a sequence has one row; they are {list(declared.shape)}"
         )
     shape, model_shape = ((-1, *shape[1:]) for shape in shapes)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         declared, shape=shape, model_shape=None if model_shape == shape else model_shape
     )
 

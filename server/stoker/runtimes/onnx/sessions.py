@@ -7,12 +7,12 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import onnxruntime
+from msgspec import Struct, field
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
@@ -133,8 +133,7 @@ def _free_axes(shape: Sequence[int | str | None]) -> list[int]:
     return [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
 
 
-@dataclass(frozen=True, slots=True)
-class FixedSize:
+class FixedSize(Struct, frozen=True):
     """The options of a session for batches of one size.
 
     Attributes:
@@ -164,8 +163,7 @@ def _silence_default_logger() -> None:
     onnxruntime.set_default_logger_severity(_FATAL)
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSessions:
+class OnnxSessions(Struct, frozen=True):
     """Opens the sessions of one model.
 
     Attributes:

@@ -10,12 +10,12 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnxruntime
+from msgspec import Struct
 
 from stoker.isolation.onnx.graph import read_model
 from stoker.runtimes.cuda import CudaRuntime
@@ -43,8 +43,7 @@ _ELEMENTS: Final = {
 """The kind in DLPack and the bits of an element for each element type of ONNX."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(Struct, frozen=True):
     """A constant of a model.
 
     Attributes:

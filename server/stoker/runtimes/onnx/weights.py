@@ -13,12 +13,12 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnxruntime
+from msgspec import Struct
 
 from stoker.wire.protobuf import BYTES, VARINT, FileBytes, field, fields_of, packed, signed
 
@@ -40,8 +40,7 @@ UseWeights = Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]]
 """Adds weights to the options of a session; returns values that have to live until it is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeparateWeights:
+class SeparateWeights(Struct, frozen=True):
     """A model whose large weights lie beside its graph.
 
     Attributes:
@@ -74,8 +73,7 @@ class SeparateWeights:
         return values
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
+class _Weight(Struct, frozen=True):
     name: str
     onnx_type: int
     shape: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sys
@@ -12,6 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
+
+import msgspec
+from msgspec import Struct
 
 from stoker.errors import LoadFailed
 from stoker_cluster.ray.server_process import ServerProcess
@@ -42,8 +44,7 @@ class ServiceSpec:
     environ: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
+class ReplicaStatus(Struct, frozen=True):
     """The state of a replica.
 
     Attributes:
@@ -64,7 +65,7 @@ class ReplicaStatus:
 
     def to_json(self) -> dict[str, object]:
         """Return it in JSON types."""
-        return dataclasses.asdict(self)
+        return msgspec.structs.asdict(self)
 
 
 class Replica:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, metric_memory
@@ -93,7 +93,7 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
     """By turns, or by a value of the metadata."""
     async with staged() as stage:
         model, other = stage.gateway.directory.models["digits"], stage.gateway.directory.services["script"]
-        other.signature, other.facts = ROWS, dataclasses.replace(other.facts, version="7")
+        other.signature, other.facts = ROWS, msgspec.structs.replace(other.facts, version="7")
         versions = {**model.versions, "7": ServedVersion(VersionStatus(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
         stage.gateway.route("digits", ServedModel(versions, "3", {}, split))
@@ -203,7 +203,7 @@ async def test_a_caller_s_limit_ends_a_call_with_when_to_come_back(tmp_path: Pat
             several=False,
             clock_ns=HandClock(),
         )
-        stage.digits.limits = dataclasses.replace(stage.digits.limits, quotas=quotas)
+        stage.digits.limits = msgspec.structs.replace(stage.digits.limits, quotas=quotas)
         assert numbers_of(await stage.infers(1, 2, metadata=metadata)) == [2, 4]
         error = await refused(stage.infers(1, 2, metadata=metadata))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from itertools import count
 from typing import Any, cast
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from tests.puppets import (
@@ -86,7 +86,7 @@ class Scene:
             self.models[name] = ServedModel.of(service, slot)
         clock = next(iter(devices.values())).clock
         self.pipeline = puppet_pipeline(pipeline, self.models, self.memory, len(devices), clock_ns=clock)
-        self.pipeline.limits = dataclasses.replace(self.pipeline.limits, timeout_ns=FAR_NS)
+        self.pipeline.limits = msgspec.structs.replace(self.pipeline.limits, timeout_ns=FAR_NS)
         self.pipeline.refresh()
         self.answers: list[tuple[int, bytes, Any]] = []
 
@@ -234,7 +234,7 @@ def test_deadline_passed_in_a_step_answers_504_with_its_name(scene: Make) -> Non
     """The request's deadline is that of each step."""
     chain = scene(CHAIN)
     clock = chain.devices["double"].clock
-    limits = dataclasses.replace(chain.pipeline.limits, timeout_ns=clock.now_ns + 5_000_000)
+    limits = msgspec.structs.replace(chain.pipeline.limits, timeout_ns=clock.now_ns + 5_000_000)
     chain.pipeline.limits = limits
     chain.ask(1)
     clock.advance_ms(6)
@@ -407,7 +407,7 @@ class _Quota:
 def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
     """Steps claim nothing of the caller's limit, and a refused request gives its queued rows back."""
     chain, quota = scene(CHAIN), _Quota()
-    chain.pipeline.limits = dataclasses.replace(chain.pipeline.limits, quotas=cast("Any", quota))
+    chain.pipeline.limits = msgspec.structs.replace(chain.pipeline.limits, quotas=cast("Any", quota))
     body = json.dumps({"data": [[2, 2]]}).encode()
     for _ in range(2):
         chain.pipeline.score(body, None, chain.note, 0, options=CallOptions(CallerTerms("ann", 7)))
@@ -423,7 +423,7 @@ def test_the_rows_of_a_step_count_for_its_group_of_models(scene: Make) -> None:
     chain, quota = scene(CHAIN), _Quota()
     negate = chain.service("negate")
     urgency = DEFAULT_URGENCY._replace(shared=cast("Quota", quota))
-    negate.limits = dataclasses.replace(negate.limits, urgency=urgency)
+    negate.limits = msgspec.structs.replace(negate.limits, urgency=urgency)
     body = json.dumps({"data": [[2, 2]]}).encode()
     for options in (CallOptions(CallerTerms("ann", 7)), None):
         chain.pipeline.score(body, None, chain.note, 0, options=options)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
@@ -340,7 +341,7 @@ def test_rows_that_a_process_read_count_for_their_caller() -> None:
     service = puppet_service(
         timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=reader_on_a_thread))
     )
-    service.limits = dataclasses.replace(
+    service.limits = msgspec.structs.replace(
         service.limits,
         urgency=DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5))),
     )

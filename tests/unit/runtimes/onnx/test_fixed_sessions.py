@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -70,10 +70,9 @@ def test_other_known_axes_are_fixed_too(tmp_path: Path) -> None:
 
 
 def _replaceable(sessions: Any) -> Any:
-    """Wrap sessions so that `dataclasses.replace` can change their model."""
+    """Wrap sessions so that `msgspec.structs.replace` can change their model."""
 
-    @dataclasses.dataclass
-    class Replaceable:
+    class Replaceable(msgspec.Struct):
         model: Path | bytes
         deployment: Any
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -105,7 +106,7 @@ def test_another_gpu_and_another_precision_are_measured(
 ) -> None:
     """The cached choice is for one GPU and one precision."""
     choose_graph(deployment, GPU, 1, taking_ms(3, 2))
-    other = dataclasses.replace(GPU, description="another GPU")
+    other = msgspec.structs.replace(GPU, description="another GPU")
     assert choose_graph(deployment, other, 1, taking_ms(2, 3)).model == deployment.path
     assert len(opened) == 4
     half = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16"))

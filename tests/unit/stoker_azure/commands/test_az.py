@@ -16,7 +16,7 @@ from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk
 from stoker_runs.launch.azure_files import read_compute, read_run_config
 from stoker_runs.records.record import Definition, RunRecord
-from stoker_runs.records.states import FailureCode, RunState, Status
+from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.container_program import ContainerProgram
 from stoker_runs.targets.containers import Image
@@ -447,7 +447,7 @@ def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.Monke
         def check(self) -> list[str]:
             seen.append(self.settings)
             if self.secret != {"password": "right"}:
-                raise EngineFailure(FailureCode.TARGET_UNUSABLE, "host.lab has refused the password")
+                raise EngineFailure("host.lab has refused the password")
             return ["Python 3.6.15 on host"]
 
         def discover_settings(self) -> dict[str, Any]:

@@ -392,7 +392,7 @@ class Machine:
 
     def check(self) -> list[str]:
         if "right" not in self._secret.read_text():
-            raise EngineFailure("TargetUnusable", "me@host has refused the password", "give it")
+            raise EngineFailure("me@host has refused the password", "give it")
         return []
 
 

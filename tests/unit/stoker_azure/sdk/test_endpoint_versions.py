@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.errors import InvalidSettings
@@ -34,7 +34,7 @@ def test_there_is_one_control_and_one_default() -> None:
     assert kinds == {"a": "control", "b": "treatment"}
     new = with_b(1, is_control=True)
     assert [new.versions[name].is_control for name in "ab"] == [False, True]
-    again = new.with_version("b", dataclasses.replace(new.versions["b"], traffic_percentile=2.0))
+    again = new.with_version("b", msgspec.structs.replace(new.versions["b"], traffic_percentile=2.0))
     assert again.versions["b"].is_control
     assert again.default == "a"
 

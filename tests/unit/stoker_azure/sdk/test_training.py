@@ -425,7 +425,7 @@ def test_requested_container_needs_a_container_engine(
     capsys.readouterr()
 
     def missing(*_: object) -> NoReturn:
-        raise EngineFailure("DockerUnavailable", "it is not there", "install it")
+        raise EngineFailure("it is not there", "install it", code="DockerUnavailable")
 
     # An image that is not here and cannot be pulled, and then not even a program.
     for kind, name in ((Image, "obtain"), (ContainerProgram, "find")):

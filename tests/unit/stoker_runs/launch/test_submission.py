@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError
 from stoker.settings.workspace import Workspace

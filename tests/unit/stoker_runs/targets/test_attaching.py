@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from stoker.cli import main
 from stoker.errors import InvalidSettings
@@ -15,7 +15,7 @@ from stoker.settings.workspace import Workspace
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.record import Definition, RunRecord
-from stoker_runs.records.states import FailureCode, RunState
+from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.attaching import attach, detach
 from stoker_runs.targets.definitions import Target, find_target
@@ -32,7 +32,7 @@ class Puppet:
 
     def check(self) -> list[str]:
         if self._target.settings["address"] == "gone":
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, "gone cannot be reached")
+            raise EngineFailure("gone cannot be reached")
         return ["Python 3.6.15 on gpu"]
 
     def discover_settings(self) -> Mapping[str, Any]:

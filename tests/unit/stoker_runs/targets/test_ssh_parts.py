@@ -50,7 +50,7 @@ def test_the_advice_about_a_host_key_can_be_run(
     keys = HostKeys(found)
     key = asyncssh.import_public_key(PUBLIC_KEY)
     assert not keys.client().validate_host_public_key("host.lab", "192.0.2.1", 2222, key)
-    hint = keys.refusal().hint
+    hint = keys.refusal().failure.hint
     line = hint[hint.index("stoker targets attach") :]
     assert "s3cret" not in hint
     monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path))
@@ -78,7 +78,7 @@ def test_run_of_azure_needs_no_container_on_a_machine_without_them(
     """With a line, for lack of a program or of an image; one that names its image natively is refused."""
 
     def prepared(*_: object) -> None:
-        raise EngineFailure(code, "on box: there is none", "install docker")
+        raise EngineFailure("on box: there is none", "install docker", code=code)
 
     target = Target("box", "ssh", {"address": "host.lab"}).in_containers()
     engine = SshEngine(target, Workspace(tmp_path))

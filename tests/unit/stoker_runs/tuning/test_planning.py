@@ -1,10 +1,9 @@
 """The next step of a sweep, and its end: a pure function of its terms and its children."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stoker_runs.records.states import RunFailure, Status
 from stoker_runs.tuning.definition import SweepDefinition, define_sweep, expression, sampler

@@ -11,6 +11,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs import sweeps
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.tuning import policies
 from stoker_runs.tuning.children import definition_of
 from stoker_runs.tuning.policies import Bandit
 
@@ -73,9 +74,9 @@ def test_each_expression_and_policy_has_a_function() -> None:
     ]
     kinds = "randint uniform quniform qloguniform normal qnormal lognormal qlognormal"
     assert [one.kind for one in made] == kinds.split()
-    assert stoker_runs.TruncationSelection(25) == sweeps.TruncationSelection(25)
-    assert stoker_runs.MedianStopping() == sweeps.MedianStopping()
-    assert stoker_runs.Hyperband(9) == sweeps.Hyperband(9)
+    assert stoker_runs.TruncationSelection(25) == policies.TruncationSelection(25)
+    assert stoker_runs.MedianStopping() == policies.MedianStopping()
+    assert stoker_runs.Hyperband(9) == policies.Hyperband(9)
 
 
 def test_a_sweep_that_cannot_be_is_refused() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.supervisor.rollout.stage import Hang, Play, Stage
 
@@ -69,7 +69,7 @@ def test_unreachable_model_changes_nothing(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         away = AvailableModel("digits", ModelSettings(), (), lambda _: 1 / 0, error=RepositoryError("away"))  # type: ignore[arg-type,return-value]
-        for available in ({"digits": away}, {"folder": dataclasses.replace(away, name="folder")}):
+        for available in ({"digits": away}, {"folder": msgspec.structs.replace(away, name="folder")}):
             await stage.rollout.refresh(available, [])
         stage.stock.find_model = lambda _: away  # type: ignore[method-assign]
         with pytest.raises(LoadFailed, match="failed to load 'digits', away"):
