@@ -292,7 +292,7 @@ def test_worker_reads_lengths_and_learns_times_by_tokens() -> None:
     """More texts wait than fit: those of one length run together, in the time that batches of them take."""
     signature = Signature((TensorSpec("text", "int32", (9,)),), (TensorSpec("y", "float32", ()),))
     puppet = PuppetRuntime(signature, lambda inputs: [inputs[0][:, 1].astype(np.float32)])
-    puppet.costs = TokenCosts(1e6, 1e3, 1 << 14, 8)  # type: ignore[attr-defined]
+    puppet.costs, puppet.instances = TokenCosts(1e6, 1e3, 1 << 14, 8), 1  # type: ignore[attr-defined]
     with Joined(puppet, policy=BatchPolicy(3)) as joined:
         assert isinstance(joined.worker, TextWorker)
         puppet.during = lambda: joined.clock.advance_ms(20)
