@@ -6,11 +6,11 @@ after the other with all of them.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from stoker.runtimes.onnx.session_tensors import SessionTensors
@@ -30,7 +30,7 @@ def share_cores(alone: Run, sessions: OnnxSessions) -> tuple[Run, int]:
     instances = deployment.instances or min(_MOST_INSTANCES, threads)
     if deployment.text is None or sessions.device.kind != "cpu" or min(threads, instances) == 1:
         return alone, 1
-    shared = dataclasses.replace(sessions, threads=max(1, threads // instances), spins=False).open()
+    shared = msgspec.structs.replace(sessions, threads=max(1, threads // instances), spins=False).open()
     return SharedCores(alone, SessionTensors(shared).run).run, instances
 
 
