@@ -244,7 +244,8 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
     assert isinstance(loaded.runtime, ForkingRuntime), "else it has one instance"
     runtime = loaded.runtime.fork()
     most = loaded.max_batch_rows
-    if loaded.signature.takes == "rows":
+    # Models of texts have nothing of their own in a fork that would need it.
+    if loaded.signature.takes == "rows" and not isinstance(runtime, TokenRuntime):
         most = warm_up(runtime, name, most, loaded.sizes, loaded.sample, loaded.warm_up_runs)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()

@@ -15,7 +15,7 @@ from tests.text_models import INPUTS, encoder_weights, write_encoder, write_text
 from tokenizers import Tokenizer
 
 from stoker.deployment import Deployment, Device
-from stoker.device.loading import load
+from stoker.device.loading import fork, load
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes import text as text_runtimes
@@ -97,6 +97,18 @@ def test_batches_at_the_same_time_share_the_cores(
     with ThreadPoolExecutor(instances) as pool:
         for (answers,) in pool.map(lambda _: loaded.runtime.run([rows]), range(4 * instances)):
             assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_further_instances_run_no_batch_before_they_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start takes as long with several: they share what the first one has prepared."""
+    write_text_model(tmp_path)
+    loaded = load(deployment(tmp_path), CPU)
+    monkeypatch.setattr(TextRuntime, "run", lambda runtime, inputs: pytest.fail("it ran"))
+    runtime, again = fork(loaded, "m")
+    assert isinstance(runtime, TextRuntime)
+    assert again.max_batch_rows == loaded.max_batch_rows
 
 
 def test_rows_have_the_answers_of_the_model(tmp_path: Path) -> None:
