@@ -20,6 +20,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes import text as text_runtimes
 from stoker.runtimes.base import JoiningRuntime
+from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.text import TextRuntime
 from stoker.settings.text_input import TextInput
@@ -97,6 +98,21 @@ def test_batches_at_the_same_time_share_the_cores(
     with ThreadPoolExecutor(instances) as pool:
         for (answers,) in pool.map(lambda _: loaded.runtime.run([rows]), range(4 * instances)):
             assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_threads_beside_a_gpu_do_not_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute what the GPU does not, and would take the cores of the frontends."""
+    write_text_model(tmp_path)
+    opened = []
+
+    def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
+        opened.append(sessions.spins)
+        raise LoadFailed("no GPU")
+
+    monkeypatch.setattr(OnnxSessions, "open", open_session)
+    with pytest.raises(LoadFailed, match="no GPU"):
+        load_onnx(deployment(tmp_path, threads=4), Device("cuda", 0, "GPU"), 4)
+    assert opened == [False]
 
 
 def test_further_instances_run_no_batch_before_they_serve(

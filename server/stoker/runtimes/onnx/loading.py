@@ -62,7 +62,8 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     on_cuda = device.kind == "cuda"
     graph = choose_graph(deployment, device, threads)
     source = graph.model
-    sessions = OnnxSessions(deployment, device, threads, source, spins=deployment.text is not None)
+    spins = deployment.text is not None and not on_cuda
+    sessions = OnnxSessions(deployment, device, threads, source, spins=spins)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
