@@ -61,7 +61,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from itertools import islice, takewhile
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 _MS_NS: Final = 1_000_000
 
@@ -572,6 +572,15 @@ class ReloadFailed(OperatorError):
 
 _MAX_CHARS: Final = 100
 _MORE: Final = "…"
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def without_frames(error: _Error) -> _Error:
+    """Return an error without tracebacks: their frames would keep what has failed, such as a session's memory."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def cut(value: Any) -> str:

@@ -46,7 +46,7 @@ from stoker.device.lock_guard import LockGuard
 from stoker.device.model_threads import ModelThreads
 from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
-from stoker.errors import LoadFailed, OperatorError
+from stoker.errors import LoadFailed, OperatorError, without_frames
 from stoker.gpu.confinement import enter_device
 from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
@@ -178,11 +178,10 @@ class _ModelHost:
         try:
             load(model)
         except OperatorError as error:
-            failure = error.with_traceback(None)
+            failure = without_frames(error)
         else:
             return None
-        # Its memory becomes free for the other models: only tracebacks and cycles know it any more.
-        failure.__cause__ = failure.__context__ = None
+        # Its memory becomes free for the other models: only cycles know it any more.
         gc.collect()
         trim_heap()
         self._channel.send(Failed(str(failure), failure.code, failure.exit_code, model.number))

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnxruntime
 
-from stoker.errors import LoadFailed
+from stoker.errors import LoadFailed, without_frames
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, likely_sizes
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import check_still_runs, choose_fastest, feasible_sizes
@@ -118,7 +118,7 @@ def _capture(
             except Exception as error:  # noqa: BLE001  # a model or CUDA may raise any error
                 logger.info("%s: execution graph, %s, is left out: %s", name, kind, error)
                 # The failure of a session for one size is the reason to report.
-                failure = _without_frames(error)
+                failure = without_frames(error)
                 if isinstance(error, OutOfMemory):
                     break
                 check_still_runs(name, plain, min(sizes), "graph", error)
@@ -131,7 +131,7 @@ def _capture(
         raise
     except Exception as error:  # noqa: BLE001  # without CUDA's own library
         logger.info("%s: execution graph is left out: %s", name, error)
-        failure = _without_frames(error)
+        failure = without_frames(error)
     advice = _explain_failure(sessions, plain, min(sizes)) if isinstance(failure, LoadFailed) else ""
     if deployment.acceleration.execution == "graph":
         raise LoadFailed(f"{name} cannot run with execution: graph: {failure}{advice}") from failure
@@ -163,12 +163,6 @@ def _capture_in(
     )
     check_pipeline(deployment.name, runtime, plain)
     return runtime
-
-
-def _without_frames(error: Exception) -> Exception:
-    """Return an error without its tracebacks: their frames would keep sessions, and so memory of the GPU."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _kinds_of_sessions(
