@@ -52,7 +52,9 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = "tracking" if name in ("get_run", "list_runs", "start_run", "submit") else "sweeps"
-    if name[0].isupper():
+    home = "sweeps"
+    if name in ("get_run", "list_runs", "start_run", "submit"):
+        home = "tracking"
+    elif name in ("Bandit", "Hyperband", "MedianStopping", "TruncationSelection"):
         home = "tuning.policies"
     return getattr(import_module(f"stoker_runs.{home}"), name)

@@ -263,7 +263,7 @@ class AcceptanceBench:
         sizes = ", ".join(map(str, _MEMORY_SIZES))
         self.found.notes.append(
             f"{bert.name}: {named} with batches of {largest[0]} and of {sizes} rows, "
-            f"of which {process >> 20} MiB are those of a process with an MLP"
+            f"and {process >> 20} MiB for a process with an MLP"
         )
 
     def _memory_bytes(self, model: GpuModel, sizes: Sequence[int]) -> int:

@@ -50,7 +50,7 @@ AIMS: Final = {
     "demand memory": Aim("the same, memory at each second, of the budget", 1.0, "-", at_least=False),
     "demand p99": Aim("the same, p99 of a loaded model beside loads, × without", 1.5, "-", at_least=False),
     "sharing": Aim("8 models that share the card, lowest rate of the mean", 0.5, "-"),
-    "lost": Aim("a killed device process, seconds until callers are told", 2.0, "-", at_least=False),
+    "lost": Aim("a killed device process, seconds until its callers have an error", 2.0, "-", at_least=False),
     "tests": Aim("tests/gpu, tests that failed", 0, "-", at_least=False),
 }
 

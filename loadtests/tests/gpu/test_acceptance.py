@@ -208,7 +208,7 @@ def test_memory_of_sessions_is_compared_without_that_of_a_process(
     assert not bench.found.is_met("sizes memory")
     assert bench.found.notes == [
         "bert fp32, int64 input: 900 MiB and 1100 MiB with batches of 64 and of 1, 8, 32, 64 rows, "
-        "of which 500 MiB are those of a process with an MLP"
+        "and 500 MiB for a process with an MLP"
     ]
 
 
