@@ -1,9 +1,9 @@
 """Rows of tokens of like length together, so that little is computed for padding: in the queue, and in a batch.
 
-A part of a batch is as long as its longest row, up to a multiple that keeps the number of shapes small. Each part
-costs a start besides its tokens; both are measured when the model is loaded. While more rows wait than fit in a
-batch, the rows around the first one are chosen that compute most tokens a second. A batch is divided into parts so
-that it takes the least time.
+A part of a batch is as long as its longest row, but for ONNX Runtime on a CPU up to a multiple that keeps the number
+of shapes small. Each part costs a start besides its tokens; both are measured when the model is loaded. While more
+rows wait than fit in a batch, the rows around the first one are chosen that compute most tokens a second. A batch is
+divided into parts so that it takes the least time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class TokenCosts(Struct, frozen=True):
         most_tokens: No part has more tokens, unless it has one row: larger ones do not compute more a second.
         longest: The most tokens that a row may have with its padding.
         shortest: The fewest.
+        rounds_up: Whether lengths are rounded up: where the device prepares for each shape.
     """
 
     start_ns: float
@@ -44,10 +45,11 @@ class TokenCosts(Struct, frozen=True):
     most_tokens: int
     longest: int
     shortest: int = 0
+    rounds_up: bool = True
 
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens with padding of rows with these numbers of tokens."""
-        return padded_lengths(lengths).clip(self.shortest, self.longest)
+        return (padded_lengths(lengths) if self.rounds_up else lengths).clip(self.shortest, self.longest)
 
     def choose_alike(self, lengths: np.ndarray, most_rows: int, first: int = 0) -> tuple[np.ndarray, int]:
         """Choose up to so many rows, the row at `first` among them, that run best together.

@@ -23,10 +23,12 @@ from stoker.runtimes.base import JoiningRuntime
 from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.text import TextRuntime
+from stoker.runtimes.token_feeds import TokenFeeds
 from stoker.settings.text_input import TextInput
 from stoker.wire.texts import Tokenizing
 
 CPU = Device("cpu", 0, "CPU")
+SPINNING, SPINNING_STOPS = "session.intra_op.allow_spinning", "session.force_spinning_stop"
 TEXTS = (
     "how far is it",
     "",
@@ -82,14 +84,18 @@ def test_batches_at_the_same_time_share_the_cores(
     instances: int,
     shares: list[tuple[int, bool]],
 ) -> None:
-    """Each session by its threads and whether they spin; all give the answers of the model."""
+    """Each session by its threads and whether they spin while a batch runs; all give the answers of the model."""
     write_text_model(tmp_path)
     monkeypatch.setattr("stoker.runtimes.onnx.loading._SHORT_S", 0)
     opened, real = [], OnnxSessions.open
 
     def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
-        opened.append((sessions.threads, sessions.spins))
-        return real(sessions)
+        session = real(sessions)
+        entry = session.get_session_options().get_session_config_entry
+        spins = entry(SPINNING_STOPS) == "1" if sessions.spins else entry(SPINNING) != "0"
+        assert spins == sessions.spins
+        opened.append((sessions.threads, spins))
+        return session
 
     monkeypatch.setattr(OnnxSessions, "open", open_session)
     loaded = load(deployment(tmp_path, **settings), CPU)
@@ -98,6 +104,18 @@ def test_batches_at_the_same_time_share_the_cores(
     with ThreadPoolExecutor(instances) as pool:
         for (answers,) in pool.map(lambda _: loaded.runtime.run([rows]), range(4 * instances)):
             assert np.allclose(answers, own_answers(tmp_path, *TEXTS), atol=1e-5)
+
+
+def test_parts_are_as_long_as_their_longest_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU another shape costs nothing; a GPU prepares for each, so there are fewer."""
+    write_text_model(tmp_path)
+    loaded = load(deployment(tmp_path), CPU)
+    assert isinstance(loaded.runtime, TextRuntime)
+    ran, feeds = list[int](), TokenFeeds.feeds
+    monkeypatch.setattr(TokenFeeds, "feeds", lambda *taken: (ran.append(taken[2]), feeds(*taken))[1])
+    for tokens in (3, 5, 9):
+        loaded.runtime.run([np.array([[tokens] + [1] * 16], np.int32)])
+    assert ran == [3, 5, 9]
 
 
 def test_threads_beside_a_gpu_do_not_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Batches of rows of tokens in parts of like length."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -52,6 +53,15 @@ def test_divide_keeps_to_the_most_tokens() -> None:
 def test_divide_pads_no_row_beyond_the_longest() -> None:
     """A model whose limit is between two buckets is not asked for more tokens than it has positions."""
     assert parts_of(TokenCosts(0, 1, 1 << 14, 100), 100, 98) == [([98, 100], 100)]
+
+
+def test_parts_have_the_length_of_their_longest_row_where_shapes_cost_nothing() -> None:
+    """Lengths are not rounded up."""
+    costs = msgspec.structs.replace(CHEAP_STARTS, rounds_up=False)
+    assert parts_of(costs, 501, 10, 13, 511, 9, 13) == [
+        ([511], 511), ([501], 501), ([13, 13], 13), ([10], 10), ([9], 9),
+    ]  # fmt: skip
+    assert parts_of(msgspec.structs.replace(costs, start_ns=1e6), 30, 11, 101) == [([11, 30, 101], 101)]
 
 
 def test_divide_nothing() -> None:

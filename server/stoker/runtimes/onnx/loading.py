@@ -102,8 +102,8 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     read = partial(analyse_onnx, original)
     run, instances = share_cores(model.run, sessions)
     runtime = wrap_model(deployment, run, tensors, rows_runtime, read, computed_in=computed_in)
-    if isinstance(runtime, TextRuntime):
-        runtime.instances = instances
+    if isinstance(runtime, TextRuntime) and not on_cuda:
+        _fit_to_cpu(runtime, instances)
     if on_cuda and isinstance(runtime, ChosenRuntime):
         # Models with free sizes have no choice: they run by plain calls.
         runtime.choice = (
@@ -112,6 +112,13 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     if deployment.zipmap == "objects":
         check_objects(deployment, runtime.signature.model_tensors)
     return runtime
+
+
+def _fit_to_cpu(runtime: TextRuntime, instances: int) -> None:
+    """Run so many batches at the same time, and prepare for no shape."""
+    runtime.instances = instances
+    if runtime.costs is not None:
+        runtime.costs = msgspec.structs.replace(runtime.costs, rounds_up=False)
 
 
 def _run_on_cpu(sessions: OnnxSessions, original: Path | bytes) -> Run:
