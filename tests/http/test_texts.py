@@ -68,6 +68,15 @@ class Served:
         with self.server.connect() as connection:
             return connection.ask(scoring(path, self.server.key, json.dumps({"data": data}).encode()))
 
+    def by_both_paths(self, path: str, body: Any) -> list[Answer]:
+        """The answers to JSON on the fast path, which leaves requests of browsers to the app, and through the app."""
+        head = bearer(self.server.key)
+        with self.server.connect() as connection:
+            return [
+                connection.ask(request("POST", path, [head, *further], json.dumps(body).encode()))
+                for further in ([], [("Origin", "https://caller.example")])
+            ]
+
     def post(self, path: str, body: Any) -> Any:
         """The JSON that answers JSON."""
         with self.server.connect() as connection:
@@ -259,6 +268,24 @@ def test_embeddings_in_openais_form(served: Served) -> None:
     assert np.array_equal(vectors, np.array([one["embedding"] for one in answer["data"]], np.float32))
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/api/v1/service/strict/v1/embeddings", {"input": ["stones", LONG]}),
+        ("/api/v1/service/m/v1/embeddings", {"input": ["stones", LONG]}),
+        (
+            "/api/v1/service/ranker/v1/rerank",
+            {"query": "how far", "documents": ["a b", "far"]},
+        ),
+    ],
+)
+def test_text_apis_answer_the_same_on_both_paths(served: Served, path: str, body: Any) -> None:
+    """Byte for byte, with the same headers."""
+    direct, through_app = served.by_both_paths(path, body)
+    assert direct.comparable() == through_app.comparable()
+
+
 def test_embeddings_are_shortened(served: Served) -> None:
     """`dimensions` takes the first numbers, and makes them one long."""
     answer = served.post("/api/v1/service/m/v1/embeddings", {"input": "stones", "dimensions": 8})
@@ -321,13 +348,11 @@ def test_documents_are_ranked(served: Served, documents: list[Any]) -> None:
     ],
 )
 def test_errors_have_openais_form(served: Served, path: str, body: Any, status: int, words: str) -> None:
-    """The message says what is wrong."""
-    with served.server.connect() as connection:
-        head = [bearer(served.server.key)]
-        sent = json.dumps(body).encode()
-        answer = connection.ask(request("POST", f"/api/v1/service/{path}", head, sent))
+    """The message says what is wrong, on the fast path and through the app."""
+    answer, through_app = served.by_both_paths(f"/api/v1/service/{path}", body)
     assert answer.status == status
     error = answer.json()["error"]
+    assert answer.comparable() == through_app.comparable()
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
 

@@ -84,10 +84,20 @@ BODY = b'{"data": [[1]]}'
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("headers", [[], [("Content-Type", "application/json")], [("X-Request-Id", "a")]])
-async def test_plain_scoring_requests_are_answered_directly(headers: Headers) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        PATH,
+        "/v2/models/a/infer",
+        "/predictions/a",
+        "/api/v1/service/a/v1/embeddings",
+        "/api/v1/service/a/v1/rerank",
+    ],
+)
+async def test_plain_scoring_requests_are_answered_directly(path: str, headers: Headers) -> None:
     """A POST with a valid key and a body within the limit costs no ASGI cycle."""
     async with _listening() as connection:
-        statuses = [(await connection.ask(scoring(PATH, KEY, BODY, headers))).status for _ in range(3)]
+        statuses = [(await connection.ask(scoring(path, KEY, BODY, headers))).status for _ in range(3)]
 
     assert statuses == [DIRECTLY] * 3
 

@@ -34,7 +34,8 @@ class DirectTargets:
     Attributes:
         scoring: The service of each path of Azure's scoring API.
         infer: The same for infer requests of the Open Inference Protocol.
-        predictions: The same for predictions of TorchServe's API.
+        others: Each other path, with its service and the name of its dialect: `predictions` of TorchServe's API,
+            `embeddings` of OpenAI's, `rerank` of Cohere's and Jina's.
         heads: The parsed heads of plain scoring requests by their bytes; see `cache_head`.
         distant_heads: The same for callers who may not use shared memory, where others may.
     """
@@ -42,7 +43,7 @@ class DirectTargets:
     def __init__(self, directory: ModelDirectory) -> None:
         self.scoring: dict[bytes, Service] = {}
         self.infer: dict[bytes, Service] = {}
-        self.predictions: dict[bytes, Service] = {}
+        self.others: dict[bytes, tuple[Service, str]] = {}
         self.heads: dict[bytes, PlainHead] = {}
         self.distant_heads: dict[bytes, PlainHead] = {}
         self.update(directory)
@@ -55,20 +56,26 @@ class DirectTargets:
             for name, service in directory.services.items()
             if directory.models[name].split is None
         }
-        self.scoring = {f"{service_path(service.name)}/score".encode(): service for service in alone.values()}
+        self.scoring, self.infer, self.others = {}, {}, {}
+        for service in alone.values():
+            self._add_by_name(service_path(service.name), service)
         if directory.only in alone and (directory.traffic is None or directory.traffic.undivided):
-            self.scoring[b"/score"] = alone[directory.only]
-        self.infer, self.predictions = {}, {}
+            self._add_by_name("", alone[directory.only])
         for name in directory.services:
             path, prediction = f"/v2/models/{quote(name)}", f"/predictions/{quote(name)}"
             if name in alone:
                 self.infer[f"{path}/infer".encode()] = alone[name]
-                self.predictions[prediction.encode()] = alone[name]
+                self.others[prediction.encode()] = alone[name], "predictions"
             for version in directory.models[name].services:
                 self.infer[f"{path}/versions/{version.version}/infer".encode()] = version
-                self.predictions[f"{prediction}/{version.version}".encode()] = version
+                self.others[f"{prediction}/{version.version}".encode()] = version, "predictions"
         # The cached heads lead to the old services.
         self.clear_heads()
+
+    def _add_by_name(self, prefix: str, service: Service) -> None:
+        self.scoring[f"{prefix}/score".encode()] = service
+        for dialect in ("embeddings", "rerank"):
+            self.others[f"{prefix}/v1/{dialect}".encode()] = service, dialect
 
     def heads_of(self, address: str, regions: Regions | None) -> dict[bytes, PlainHead]:
         """Return the cached heads for connections from this address, where callers may use these regions."""

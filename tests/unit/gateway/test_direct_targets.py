@@ -40,12 +40,16 @@ def test_route_to_another_version_replaces_the_targets_and_forgets_heads(memory:
         b"/v2/models/digits/infer": seventh,
         b"/v2/models/digits/versions/7/infer": seventh,
     }
-    assert gateway.targets.predictions == {
-        b"/predictions/digits": seventh,
-        b"/predictions/digits/7": seventh,
+    assert gateway.targets.others == {
+        b"/predictions/digits": (seventh, "predictions"),
+        b"/predictions/digits/7": (seventh, "predictions"),
+        b"/v1/embeddings": (seventh, "embeddings"),
+        b"/v1/rerank": (seventh, "rerank"),
+        b"/api/v1/service/digits/v1/embeddings": (seventh, "embeddings"),
+        b"/api/v1/service/digits/v1/rerank": (seventh, "rerank"),
     }
     gateway.route("digits", ServedModel({"7": ServedVersion(VersionStatus(1, "END"))}, None))
-    assert (gateway.targets.scoring, gateway.targets.infer, gateway.targets.predictions) == ({}, {}, {})
+    assert (gateway.targets.scoring, gateway.targets.infer, gateway.targets.others) == ({}, {}, {})
     gateway.check_ready()
 
 

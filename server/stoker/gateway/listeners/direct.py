@@ -37,6 +37,7 @@ from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.listeners.direct_request import DirectRequest
 from stoker.gateway.protocols.azure import is_array
 from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect
+from stoker.gateway.protocols.text_apis import EMBEDDINGS, RERANK
 from stoker.gateway.protocols.torchserve import PREDICTIONS
 from stoker.gateway.scoring.call_options import (
     GATEWAY_HEADERS,
@@ -110,6 +111,12 @@ def is_plain_head(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(headers) + 2
 
 
+_NO_TARGET: Final = (None, "")
+_DIALECTS: Final[dict[str, Dialect]] = {
+    "predictions": PREDICTIONS,
+    "embeddings": EMBEDDINGS,
+    "rerank": RERANK,
+}
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REMEMBERED_HEAD_BYTES: Final = 4096
 
@@ -246,7 +253,7 @@ class DirectProtocol(BoundedProtocol):
 
     def _handle_directly(self) -> bool:
         gateway, targets, parser, url = self._gateway, self._targets, self.parser, self.url
-        service = targets.scoring.get(url) or targets.infer.get(url) or targets.predictions.get(url)
+        service = targets.scoring.get(url) or targets.infer.get(url) or targets.others.get(url, _NO_TARGET)[0]
         if (
             service is None
             or not service.dialect.direct
@@ -311,7 +318,7 @@ class DirectProtocol(BoundedProtocol):
         """Set the dialect of the path; False if the app has to read the body."""
         if self.url in self._targets.infer:
             return self._choose_infer_dialect(json_length, accepts)
-        self._direct.dialect = PREDICTIONS if self.url in self._targets.predictions else None
+        self._direct.dialect = _DIALECTS.get(self._targets.others.get(self.url, _NO_TARGET)[1])
         return not (is_media(content_type) or is_array(content_type))
 
     def _choose_infer_dialect(self, json_length: bytes, accepts: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from starlette.routing import Route
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def text_routes(gateway: Gateway) -> list[Route]:
     """Return the routes, for the default model and for each by its name."""
     return [
-        Route(prefix + path, _endpoint(gateway, _TextApi(decode)), methods=["POST"])
+        Route(prefix + path, _endpoint(gateway, dialect), methods=["POST"])
         for prefix in ("", SERVICE_PATH + "{name}")
-        for path, decode in (("/v1/embeddings", decode_embeddings), ("/v1/rerank", decode_rerank))
+        for path, dialect in (("/v1/embeddings", EMBEDDINGS), ("/v1/rerank", RERANK))
     ]
 
 
@@ -73,6 +73,10 @@ class _TextApi(TensorDialect):
         """Return an error in OpenAI's form."""
         status, body = _error_answer(error)
         return status, code_line(error), body
+
+
+EMBEDDINGS: Final = _TextApi(decode_embeddings)
+RERANK: Final = _TextApi(decode_rerank)
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:
