@@ -172,7 +172,7 @@ class OnnxSessions(Struct, frozen=True):
         threads: Threads of one operation on the CPU.
         model: The file, or a graph made from it.
         channels_last: Whether a GPU may have the channels of images last.
-        spins: Whether threads on the CPU wait for the next operation of a batch for a while without sleeping.
+        spins: Whether threads on the CPU wait for the next operation for a while without sleeping.
     """
 
     deployment: Deployment
@@ -244,9 +244,9 @@ class OnnxSessions(Struct, frozen=True):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
-        # Idle threads would take the cores of the frontends, and of the model's other sessions.
-        waiting = "session.force_spinning_stop" if self.spins else "session.intra_op.allow_spinning"
-        options.add_session_config_entry(waiting, "1" if self.spins else "0")
+        if not self.spins:
+            # Idle threads would take the cores of the frontends.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Failures are raised, and callers of this module log them.
         options.log_severity_level = _FATAL

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from stoker.arena import LONE_ROWS
 from stoker.runtimes.onnx.session_tensors import SessionTensors
 from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
@@ -35,17 +36,21 @@ def share_cores(alone: Run, sessions: OnnxSessions) -> tuple[Run, int]:
 
 
 class SharedCores:
-    """Runs batches of several instances."""
+    """Runs batches of several instances.
+
+    Between batches that overlap, one may begin alone. It shares the cores too: another one is about to begin.
+    """
 
     def __init__(self, alone: Run, shared: Run) -> None:
         self._alone, self._shared = alone, shared
-        self._lock, self._running = threading.Lock(), 0
+        self._lock, self._running, self._lone_batches = threading.Lock(), 0, LONE_ROWS
 
     def run(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
         """Run one batch; raises what `SessionTensors.run` does."""
         with self._lock:
             self._running += 1
-            run = self._alone if self._running == 1 else self._shared
+            self._lone_batches = 0 if self._running > 1 else self._lone_batches + 1
+            run = self._alone if self._lone_batches > LONE_ROWS else self._shared
         try:
             return run(feeds)
         finally:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from stoker.arena import LONE_ROWS
 from stoker.runtimes.onnx.shared_cores import SharedCores
 
 
 def test_batch_alone_has_all_cores_and_others_share_them() -> None:
-    """A batch that begins within another one shares; after both, also after a failure, the next one is alone."""
+    """A batch that begins within another one shares. So do the first ones after both."""
     ran: list[str] = []
 
     def alone(feeds: Any) -> Any:
@@ -22,7 +23,10 @@ def test_batch_alone_has_all_cores_and_others_share_them() -> None:
         raise ValueError("it fails")
 
     cores = SharedCores(alone, shared)
-    with pytest.raises(ValueError, match="it fails"):
-        cores.run({"x": "another within"})
+    for _ in range(2):
+        cores.run({})
+    for feeds in ({"x": "another within"}, *[{}] * LONE_ROWS):
+        with pytest.raises(ValueError, match="it fails"):
+            cores.run(feeds)
     cores.run({})
-    assert ran == ["alone", "shared", "alone"]
+    assert ran == ["alone"] * 3 + ["shared"] * (1 + LONE_ROWS) + ["alone"]
