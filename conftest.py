@@ -10,8 +10,36 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-TOGETHER: Final = ("tests/contract/", "tests/http/", "tests/unit/stoker_training/")
-"""Folders whose files share what is dear: servers of the whole session, TensorFlow, a model that was trained."""
+TOGETHER: Final = (
+    ("tests/contract/",),
+    ("tests/http/",),
+    (
+        "tests/unit/stoker_training/",
+        "tests/unit/importing/test_tensorflow_imports.py",
+        "tests/unit/isolation/test_tensorflow_analysis.py",
+        "tests/unit/runtimes/test_saved_models.py",
+        "tests/unit/runtimes/test_text.py",
+    ),
+)
+"""Files that share what is dear: servers of the whole session; TensorFlow, which each process imports for seconds."""
+
+# Here and not in a hook: what a conftest.py of a folder imports may have settings that go on from these.
+# How long examples take says more of what else the machine does than of them; pytest's own limit ends what hangs.
+# Each run has the same examples, whatever the runs before it have found: a commit is judged by what it changes.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    database=None,
+)
+settings.load_profile("patient")
+# `make examples`: four times as many where a test does not say how many.
+settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
+# `make hunt`: examples that nobody has tried.
+settings.register_profile(
+    "hunt", settings.get_profile("patient"), derandomize=False, max_examples=1000, print_blob=True
+)
 
 
 def pytest_configure() -> None:
@@ -19,22 +47,6 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Some tests import ONNX Runtime before Stoker.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # How long examples take says more of what else the machine does than of them; pytest's own limit ends what hangs.
-    # Each run has the same examples, whatever the runs before it have found: a commit is judged by what it changes.
-    settings.register_profile(
-        "patient",
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-        derandomize=True,
-        database=None,
-    )
-    settings.load_profile("patient")
-    # `make examples`: four times as many where a test does not say how many.
-    settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
-    # `make hunt`: examples that nobody has tried.
-    settings.register_profile(
-        "hunt", settings.get_profile("patient"), derandomize=False, max_examples=1000, print_blob=True
-    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,9 +64,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Leave what a file of tests has imported and kept out of all later collections too.
+
+    TensorFlow alone is a million objects, and some tests, and what they test, collect garbage again and again.
+    """
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """With `--dist loadfile`, give what a folder shares to one process, that it is not begun in each of them."""
+    """With `--dist loadfile`, give what files share to one process, that it is not begun in each of them."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -62,7 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
     class LoadSharersScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
-            return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
+            return next((group[0] for group in TOGETHER if scope.startswith(group)), scope)
 
     return LoadSharersScheduling(config, log)
 

@@ -28,6 +28,7 @@ _WRITE_MODELS = """
 import json
 import logging
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ from stoker.wire.tfs_examples import entry_of, example_of
 
 logging.basicConfig(level="INFO")
 cpu = Device("cpu", 0, "a processor")
-tf = import_tensorflow(cpu, 1)
+tf = import_tensorflow(cpu, 1, keras=False)
 
 class Squares(tf.Module):
     def __init__(self, plus):
@@ -131,6 +132,7 @@ examples[:] = [example]
 offline = Predictor(sys.argv[1], "cpu", max_batch_rows=64)(np.load(f"{sys.argv[1]}.npy"))
 np.savez(f"{sys.argv[1]}.npz", **offline)
 print(json.dumps({
+    "keras": ["keras" in sys.modules, PathFinder.find_spec("tensorflow.keras", tf.__path__) is not None],
     "names": names,
     "answers": answers,
     "compiled": marked,
@@ -170,6 +172,11 @@ def squares(
     scratch = tmp_path_factory.mktemp("server")
     with LiveServer(scratch, written[0], "--frontends", "1", "--device", "cpu") as server:
         yield server
+
+
+def test_keras_is_not_imported_and_stays_importable(written: tuple[Path, dict[str, Any], str]) -> None:
+    """It would be half of the processor time of a start, and a program that predicts may want it later."""
+    assert written[1]["keras"] == [False, True]
 
 
 def test_sizes_of_batches_are_compiled_with_xla(written: tuple[Path, dict[str, Any], str]) -> None:

@@ -38,7 +38,8 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
             served, or XLA cannot compile it.
     """
     computed_in = deployment.acceleration.precision if device.kind == "cuda" else None
-    model = SavedModel(import_tensorflow(device, threads, deployment.acceleration), deployment.path)
+    tensorflow = import_tensorflow(device, threads, deployment.acceleration, keras=False)
+    model = SavedModel(tensorflow, deployment.path)
     names = choose_signatures(deployment.path, model.signatures, deployment.signatures)
     if len(names) == 1:
         return _serve_one(model, names[0], deployment, computed_in)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from stoker.deployment import Device
@@ -12,13 +17,17 @@ from stoker.system.extras import how_to_install
 from stoker.system.native_chatter import without_native_chatter
 
 
-def import_tensorflow(device: Device, threads: int, acceleration: Acceleration | None = None) -> Any:
+def import_tensorflow(
+    device: Device, threads: int, acceleration: Acceleration | None = None, *, keras: bool = True
+) -> Any:
     """Import TensorFlow without its messages, and confine it to `device`.
 
     Args:
         device: The CPU, or the GPUs that the process sees; only a script has several.
         threads: Threads that one operation may use on the CPU.
         acceleration: How to use the GPU; None sets only that memory grows on demand, for a script.
+        keras: Whether to import Keras with it: no SavedModel needs it, and it is half of the time. Where it is not,
+            `tensorflow.keras` imports it when it is first used.
 
     Raises:
         LoadFailed: TensorFlow is not installed, or does not find the GPU.
@@ -29,7 +38,7 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
         # Otherwise TensorFlow searches for CUDA libraries and warns of each that is missing.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     try:
-        with without_native_chatter():
+        with without_native_chatter(), nullcontext() if keras else _without_keras():
             import tensorflow as tf
     except ImportError as error:
         raise LoadFailed(
@@ -50,6 +59,32 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     return tf
+
+
+class _KerasRefusal(MetaPathFinder):
+    """Refuses the parts of Keras to one thread; the package itself is found, for TensorFlow asks where it is."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        """Refuse a module of Keras by an error, and leave others to the next finder."""
+        if fullname.startswith(("keras.", "tf_keras.")) and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{fullname} is not imported with TensorFlow")
+
+
+@contextmanager
+def _without_keras() -> Iterator[None]:
+    """TensorFlow imports Keras for what Keras may register, and goes on if that fails.
+
+    Keras in turn imports scikit-learn and Matplotlib where they are installed.
+    """
+    refusal = _KerasRefusal()
+    sys.meta_path.insert(0, refusal)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusal)
 
 
 def _set_up_gpu(tf: Any, gpu: Any, acceleration: Acceleration | None) -> None:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,16 +43,31 @@ def requirements(extra: str = "") -> list[Requirement]:
     Raises:
         PackageNotFoundError: Stoker is not installed as a distribution in this Python.
     """
+    return list(_required(_declared(), extra))
+
+
+def _declared() -> tuple[str, ...]:
+    """Return all requirements of Stoker as it declares them."""
     from importlib import metadata
 
+    return tuple(metadata.requires("stoker") or ())
+
+
+# `stoker doctor` asks for all extras, and reading a requirement takes a good part of a millisecond.
+@cache
+def _required(declared: tuple[str, ...], extra: str) -> tuple[Requirement, ...]:
+    return tuple(
+        requirement
+        for requirement in _parsed(declared)
+        if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
+    )
+
+
+@cache
+def _parsed(declared: tuple[str, ...]) -> tuple[Requirement, ...]:
     from packaging.requirements import Requirement
 
-    declared = map(Requirement, metadata.requires("stoker") or ())
-    return [
-        requirement
-        for requirement in declared
-        if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
-    ]
+    return tuple(map(Requirement, declared))
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -164,7 +180,10 @@ def installed_extras() -> dict[str, bool]:
 
     try:
         names = metadata.metadata("stoker").get_all("Provides-Extra") or []
-        return {name: all(map(_is_installed, requirements(name))) for name in names if name != _DEVELOPERS}
+        declared = _declared()
+        return {
+            name: all(map(_is_installed, _required(declared, name))) for name in names if name != _DEVELOPERS
+        }
     except metadata.PackageNotFoundError:
         return {}
 

@@ -36,7 +36,7 @@ def test_a_file_of_keras_becomes_a_saved_model_and_onnx(
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.setenv(name, {"KERAS_BACKEND": "tensorflow"}.get(name, "-1"))
     # A process can choose TensorFlow's devices and threads only once.
-    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_, **__: tf)
     monkeypatch.setattr("stoker.importing.imports.order_child", order_child)
     monkeypatch.setattr("stoker.models.way_measuring.order_child", order_child)
     keras.utils.set_random_seed(5)

@@ -458,7 +458,7 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
         builder.save()
     # Its devices and threads can be set only once.
-    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_, **__: tf)
     deployment = Deployment("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
     isolation = load_saved_model(deployment, Device("cpu", 0, "CPU"), 1).signature.isolation
     assert isolation is not None

@@ -36,7 +36,7 @@ def _skip_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process can set the devices and threads of TensorFlow only once."""
     import tensorflow as tf
 
-    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_, **__: tf)
 
 
 def load(path: Path, *signatures: str, **settings: Any) -> Runtime:

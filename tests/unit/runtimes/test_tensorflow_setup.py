@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stoker.deployment import Device
 from stoker.errors import LoadFailed
-from stoker.runtimes.tensorflow_setup import import_tensorflow
+from stoker.runtimes.tensorflow_setup import _KerasRefusal, import_tensorflow
 from stoker.settings.choices import Acceleration
 
 
@@ -77,3 +78,14 @@ def test_gpu_that_tensorflow_does_not_find_is_an_error(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=_Config([])))
     with pytest.raises(LoadFailed, match="TensorFlow does not find cuda:1"):
         import_tensorflow(Device("cuda", 1, "a GPU"), 2)
+
+
+def test_keras_is_refused_to_one_thread() -> None:
+    """TensorFlow is imported without it, while other threads may import it."""
+    refusal = _KerasRefusal()
+    with pytest.raises(ModuleNotFoundError, match=r"keras\.src is not imported with TensorFlow"):
+        refusal.find_spec("keras.src", None)
+    refusal.find_spec("keras", None)
+    refusal.find_spec("kerastuner.engine", None)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(refusal.find_spec, "keras.src", None).result()

@@ -325,7 +325,7 @@ def test_saved_models_take_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The same inputs and outputs in another framework."""
     import tensorflow as tf
 
-    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
+    monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_, **__: tf)
 
     class Encoder(tf.Module):
         def __init__(self) -> None:

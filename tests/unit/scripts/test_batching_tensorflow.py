@@ -62,11 +62,11 @@ class Module(tf.Module):
         super().__init__()
         self.weights = tf.Variable(tf.random.stateless_normal((4, 3), seed=(1, 2)))
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)], autograph=False)
     def score(self, x):
         return {"scores": x @ self.weights, "sums": tf.reduce_sum(x, axis=1)}
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)])
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32)], autograph=False)
     def centred(self, x):
         return x - tf.reduce_mean(x, axis=0)
 
