@@ -28,9 +28,7 @@ _LIMITS: Final = {
 """The files that limit the tokens of a text, and their keys."""
 FILES: Final = (TOKENIZER, *_LIMITS)
 """The files that are read beside a model."""
-_OFFSET_POSITIONS: Final = frozenset(
-    {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
-)
+_OFFSET_POSITIONS: Final = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl")
 """The architectures whose first position is the one behind the padding token's number."""
 
 

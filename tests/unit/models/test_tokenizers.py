@@ -41,10 +41,11 @@ def test_limits_come_from_the_files_beside_it(folder: Path) -> None:
     assert find(folder) == TextInput(folder / "tokenizer.json", 98, pad_id=1)
 
 
-def test_limits_that_are_no_numbers_or_too_large_are_ignored(folder: Path) -> None:
+@pytest.mark.parametrize("model_type", ["roberta", ["roberta"]])
+def test_limits_that_are_no_numbers_or_too_large_are_ignored(folder: Path, model_type: Any) -> None:
     """Words, and numbers beyond all limits; then a setting is free."""
     (folder / "config.json").write_text(
-        json.dumps({"max_position_embeddings": "many", "model_type": "roberta"})
+        json.dumps({"max_position_embeddings": "many", "model_type": model_type})
     )
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
     found = find(folder, text=TextSettings(1024))
