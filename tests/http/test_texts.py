@@ -357,6 +357,16 @@ def test_errors_have_openais_form(served: Served, path: str, body: Any, status: 
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/api/v1/service/m/v1/embeddings"])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_text_apis_are_posted_to(served: Served, method: str, path: str) -> None:
+    """405 comes with `Allow`; the rest of `/v1` is TensorFlow Serving's, which has other words for it."""
+    with served.server.connect() as connection:
+        answer = connection.ask(request(method, path, [bearer(served.server.key)], b"{}"))
+    assert (answer.status, answer.header("allow")) == (405, "POST")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
 def test_embeddings_need_a_key(served: Served) -> None:
     """Without one the request is refused before it is read."""
     with served.server.connect() as connection:

@@ -37,7 +37,7 @@ from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.listeners.direct_request import DirectRequest
 from stoker.gateway.protocols.azure import is_array
 from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect
-from stoker.gateway.protocols.text_apis import EMBEDDINGS, RERANK
+from stoker.gateway.protocols.text_apis import TEXT_APIS
 from stoker.gateway.protocols.torchserve import PREDICTIONS
 from stoker.gateway.scoring.call_options import (
     GATEWAY_HEADERS,
@@ -112,11 +112,7 @@ def is_plain_head(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 _NO_TARGET: Final = (None, "")
-_DIALECTS: Final[dict[str, Dialect]] = {
-    "predictions": PREDICTIONS,
-    "embeddings": EMBEDDINGS,
-    "rerank": RERANK,
-}
+_DIALECTS: Final[dict[str, Dialect]] = {"predictions": PREDICTIONS, **TEXT_APIS}
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REMEMBERED_HEAD_BYTES: Final = 4096
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from stoker.errors import InvalidInput, StokerError, UnknownService, cut
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
 from stoker.gateway.model_directory import SERVICE_PATH
-from stoker.gateway.protocols.endpoint import DialectEndpoint, find_service
+from stoker.gateway.protocols.endpoint import DialectEndpoint, check_posted, find_service
 from stoker.gateway.scoring.dialects import TensorDialect
 from stoker.wire.text_apis import TextRequest, decode_embeddings, decode_rerank, encode_answer
 
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 def text_routes(gateway: Gateway) -> list[Route]:
     """Return the routes, for the default model and for each by its name."""
     return [
-        Route(prefix + path, _endpoint(gateway, dialect), methods=["POST"])
+        Route(f"{prefix}/v1/{name}", _endpoint(gateway, dialect))
         for prefix in ("", SERVICE_PATH + "{name}")
-        for path, dialect in (("/v1/embeddings", EMBEDDINGS), ("/v1/rerank", RERANK))
+        for name, dialect in TEXT_APIS.items()
     ]
 
 
 def _endpoint(gateway: Gateway, dialect: Dialect) -> DialectEndpoint:
     def find(scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
+        check_posted(scope)
         return find_service(gateway, scope, headers), dialect
 
     return DialectEndpoint(gateway, find, _error_answer)
@@ -75,8 +76,7 @@ class _TextApi(TensorDialect):
         return status, code_line(error), body
 
 
-EMBEDDINGS: Final = _TextApi(decode_embeddings)
-RERANK: Final = _TextApi(decode_rerank)
+TEXT_APIS: Final = {"embeddings": _TextApi(decode_embeddings), "rerank": _TextApi(decode_rerank)}
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:
