@@ -24,6 +24,7 @@ from stoker_bench.networks.onnx_graphs import seeded_mlp
 
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STOP_TIMEOUT_S = 60
+LAST_ANSWERS_S = 30
 CONNECT_TIMEOUT_S = 5.0
 INTERRUPTED = 130
 
@@ -97,7 +98,8 @@ def locust_command(args: argparse.Namespace, uri: str, model: Path | None) -> li
     command += ["--only-summary", "--loglevel", "WARNING"]
     command += ["--host", f"{parts.scheme}://{parts.netloc}", "--score-path", parts.path or "/score"]
     command += ["--users", str(args.users), "--spawn-rate", str(2 * args.users / args.seconds)]
-    command += ["--run-time", f"{args.seconds}s"]
+    # At the end users wait for their answers: requests that are cut off would count nowhere.
+    command += ["--run-time", f"{args.seconds}s", "--stop-timeout", str(LAST_ANSWERS_S)]
     command += ["--rows-per-request", str(args.rows)]
     if args.texts:
         return [*command, "--texts", str(args.texts)]

@@ -5,6 +5,7 @@ import itertools
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -57,13 +58,14 @@ class Puppet:
 
 
 @contextmanager
-def puppet() -> Iterator[Puppet]:
-    """Serve a puppet."""
+def puppet(takes_s: float = 0) -> Iterator[Puppet]:
+    """Serve a puppet, whose answers take so long."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             running.keys.add(self.headers["Authorization"])
+            time.sleep(takes_s)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(running.answer()).encode())
@@ -81,10 +83,11 @@ def puppet() -> Iterator[Puppet]:
 
 
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")
-def test_users_check_every_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    """An answer with more classes than rows is a failure, and the run fails with it."""
+@pytest.mark.parametrize("takes_s", [0, 1.5])
+def test_users_check_every_answer(capfd: pytest.CaptureFixture[str], takes_s: float) -> None:
+    """An answer with more classes than rows fails the run, also if it comes after the end."""
     args = argument_parser().parse_args(["--users", "2", "--seconds", "1"])
-    with puppet() as running:
+    with puppet(takes_s) as running:
         assert run_locust(args, running.uri, "secret-key", None) != 0
     assert running.keys == {"Bearer secret-key"}
     assert "no classes: an answer of shape [2] to 1 rows" in capfd.readouterr().err
