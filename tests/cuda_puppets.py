@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ __all__ = [
     "PuppetRows",
     "PuppetSession",
     "address_of",
+    "copies_of_batch",
 ]
 
 DOUBLES = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
@@ -37,6 +38,12 @@ NO_MEMORY = "Failed to allocate memory for requested buffer of size 4096"
 def address_of(array: np.ndarray) -> int:
     """Where the first element of an array lies."""
     return int(array.ctypes.data)
+
+
+def copies_of_batch(to: int, sources: int, sizes: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield target, source and size of each copy, given the addresses of these columns, as CUDA is."""
+    columns = [(ctypes.c_uint64 * count).from_address(address) for address in (to, sources, sizes)]
+    return zip(*columns, strict=True)
 
 
 @dataclass(eq=False)
@@ -235,8 +242,7 @@ class PuppetCudart(PuppetLibrary):
         assert (pointee(attributes).source_access_order, pointee(first).value, attributes_count) == (1, 0, 1)
         assert ctypes.sizeof(pointee(attributes)) == 24
         self.calls.append(("batch_to_device", count))
-        columns = [(ctypes.c_uint64 * count).from_address(address) for address in (to, sources, sizes)]
-        for target, source, size in zip(*columns, strict=True):
+        for target, source, size in copies_of_batch(to, sources, sizes, count):
             assert self._is_pinned(source, size)
             work = partial(lambda *copy: _write(copy[0], ctypes.string_at(*copy[1:])), target, source, size)
             self.enqueue(stream, "to_device", work, (source, size))

@@ -6,7 +6,6 @@ The cores of the machine may have other work, so slower ones say little.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from tests.http.raw_http import scoring
+from tests.http.raw_http import binary_infer
 from tests.live_server import LiveServer
 from tests.timed_cuda import CardTimes
 
@@ -56,9 +55,10 @@ class CardModel(NamedTuple):
     times: CardTimes
 
 
+_NUMBERS: Final = np.arange(224 * 224 * 3) % 251
 MODELS: Final = {
-    "resnet50": CardModel(np.zeros((224, 224, 3), np.uint8), 1000, CardTimes(10, 20, 581, 10)),
-    "bert": CardModel(np.zeros(128, np.int64), 2, CardTimes(10, 8, 525, 8)),
+    "resnet50": CardModel(_NUMBERS.astype(np.uint8).reshape(224, 224, 3), 1000, CardTimes(10, 20, 581, 10)),
+    "bert": CardModel(_NUMBERS[:128], 2, CardTimes(10, 8, 525, 8)),
 }
 """ResNet-50 and BERT-base with 128 tokens, FP16, as on an H200 on 2026-11-26 and -27; their copies are estimates."""
 
@@ -83,23 +83,9 @@ def _write_first_elements(path: Path, row: np.ndarray, kept: int) -> Path:
     return path
 
 
-def _binary_request(key: str, row: np.ndarray) -> bytes:
-    """The request that scores a row in bytes and asks for bytes."""
-    tensor = {
-        "name": "x",
-        "shape": [1, *row.shape],
-        "datatype": row.dtype.name.upper(),
-        "parameters": {"binary_data_size": row.nbytes},
-    }
-    described = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = [("Inference-Header-Content-Length", str(len(described)))]
-    return scoring("/v2/models/card/infer", key, described + row.tobytes(), headers)
-
-
 def times_us(folder: Path, model: CardModel, requests: int = _REQUESTS) -> np.ndarray:
     """The times of requests, one after the other, to a server that starts in an empty folder."""
     puppet, scratch, row = folder / "puppet", folder / "server", model.row
-    row.reshape(-1)[:] = np.arange(row.size) % 251
     puppet.mkdir()
     scratch.mkdir()
     (puppet / "sitecustomize.py").write_text(_CARD.format(times=model.times), encoding="utf-8")
@@ -107,7 +93,7 @@ def times_us(folder: Path, model: CardModel, requests: int = _REQUESTS) -> np.nd
     env = {"PYTHONPATH": f"{puppet}:{_ROOT}"}
     took_ns = []
     with LiveServer(scratch, path, "--max-batch-rows", "8", "--frontends", "1", env=env) as server:
-        request = _binary_request(server.key, row)
+        request = binary_infer("card", server.key, row[np.newaxis], row.dtype.name.upper())
         with server.connect() as connection:
             for _ in range(requests):
                 begun_ns = time.perf_counter_ns()

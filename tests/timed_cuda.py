@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tests.cuda_ipc_puppets import pointee
-from tests.cuda_puppets import PuppetCudart
+from tests.cuda_puppets import PuppetCudart, copies_of_batch
 
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.cuda import CudaRuntime
@@ -41,7 +41,7 @@ class CardTimes(NamedTuple):
 
 
 class _Cudart(PuppetCudart):
-    """Data are moved when a copy is called for; what is told of it comes when a card would have moved them."""
+    """Copies at once, and says that a copy is done when a card would have done it."""
 
     def __init__(self, times: CardTimes) -> None:
         super().__init__(limit_bytes=1 << 30)
@@ -63,20 +63,12 @@ class _Cudart(PuppetCudart):
         return 0
 
     def _cudaMemcpyBatchAsync(  # noqa: N802
-        self,
-        to: int,
-        sources: int,
-        sizes: int,
-        count: int,
-        attributes: Any,
-        first: Any,
-        more: int,
-        stream: int,
+        self, to: int, sources: int, sizes: int, count: int, *others: Any
     ) -> int:
+        stream: int = others[-1]
         self.launch(stream, self._times.copy_in_us)
-        columns = [(ctypes.c_uint64 * count).from_address(address) for address in (to, sources, sizes)]
-        for target, source, size in zip(*columns, strict=True):
-            ctypes.memmove(target, source, size)
+        for copy in copies_of_batch(to, sources, sizes, count):
+            ctypes.memmove(*copy)
         return 0
 
     def _cudaMemsetAsync(self, to: int, value: int, size: int, stream: int) -> int:  # noqa: N802

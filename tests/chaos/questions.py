@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from tests.chaos.ledger import Verdict
-from tests.http.raw_http import Answer, bearer, request, rows_body, scoring
+from tests.http.raw_http import Answer, bearer, binary_infer, request, rows_body, scoring
 from tests.live_server import PRIMARY
 from tests.tables import table_rows
 from tritonclient.grpc import service_pb2
@@ -148,14 +148,6 @@ def _infer_json(number: int, random: Random, _: Collection[int]) -> Question:
 
 def _infer_binary(number: int, random: Random, _: Collection[int]) -> Question:
     rows = rows_of(number, random, most=64 if random.random() < 0.98 else _MANY_ROWS)
-    tensor = {
-        "name": "x",
-        "shape": list(rows.shape),
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": rows.nbytes},
-    }
-    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = [bearer(PRIMARY), ("Inference-Header-Content-Length", str(len(text)))]
 
     def wrong(answer: Answer) -> str:
         length = int(answer.header("inference-header-content-length") or 0)
@@ -167,7 +159,7 @@ def _infer_binary(number: int, random: Random, _: Collection[int]) -> Question:
             raw = raw[size:]
         return _compare(rows, outputs["y"], outputs["v"], content["model_version"])
 
-    return Question(request("POST", "/v2/models/marked/infer", headers, text + rows.tobytes()), wrong)
+    return Question(binary_infer("marked", PRIMARY, rows, "FP32"), wrong)
 
 
 def _label(number: int, random: Random, means: Collection[int]) -> Question:

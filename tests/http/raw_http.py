@@ -11,11 +11,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from tests.patience import PATIENCE_S
 
-__all__ = ["Answer", "AsyncConnection", "Connection", "bearer", "request", "rows_body", "scoring"]
+__all__ = [
+    "THE_APP",
+    "Answer",
+    "AsyncConnection",
+    "Connection",
+    "bearer",
+    "binary_infer",
+    "request",
+    "rows_body",
+    "scoring",
+]
 
 Headers = Sequence[tuple[str, str]]
+THE_APP = [("Origin", "https://caller.example")]
+"""A header that changes nothing but the door: the direct one leaves requests of browsers to the app."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,19 @@ def request(
 def scoring(path: str, key: str, body: bytes, headers: Headers = (), *, version: str = "1.1") -> bytes:
     """One scoring request with its key."""
     return request("POST", path, [bearer(key), *headers], body, version=version)
+
+
+def binary_infer(model: str, key: str, rows: np.ndarray, datatype: str) -> bytes:
+    """The request that gives a model its input `x` in bytes, and asks for bytes."""
+    tensor = {
+        "name": "x",
+        "shape": list(rows.shape),
+        "datatype": datatype,
+        "parameters": {"binary_data_size": rows.nbytes},
+    }
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = [("Inference-Header-Content-Length", str(len(text)))]
+    return scoring(f"/v2/models/{model}/infer", key, text + rows.tobytes(), headers)
 
 
 def take_answer(buffer: bytes, *, bodiless: bool = False) -> tuple[Answer, bytes] | None:

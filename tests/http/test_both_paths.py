@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.http.conftest import Served
-from tests.http.raw_http import Answer, Connection, rows_body, scoring
+from tests.http.raw_http import THE_APP, Answer, Connection, rows_body, scoring
 from tests.live_server import PRIMARY, SECONDARY, wait_until
 from tests.tiny_models import PICKY_LIMIT, RAISE
-
-THE_APP = [("Origin", "https://caller.example")]
-"""A header that changes nothing but the door: the direct one leaves requests of browsers to the app."""
 
 GOOD: dict[str, tuple[str, bytes, Any]] = {
     "one row": ("doubler", rows_body([1, 2, 3, 4]), [[2.0, 4.0, 6.0, 8.0]]),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.http.conftest import Served, rows_in_flight
-from tests.http.raw_http import Connection, Headers, bearer, request, rows_body, scoring
+from tests.http.raw_http import THE_APP, Connection, Headers, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, wait_until
 from tests.tiny_models import HOLD
 
@@ -38,7 +38,7 @@ def gated_server(narrow_server: Served) -> Iterator[Served]:
     gate.open()
 
 
-@pytest.mark.parametrize("door", [[], [("Origin", "https://caller.example")]])
+@pytest.mark.parametrize("door", [[], THE_APP])
 def test_gateways_are_believed_where_the_operator_says_so(
     main_server: Served, narrow_server: Served, narrow_key: str, door: list[tuple[str, str]]
 ) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from tests.http.raw_http import Answer, bearer, request, scoring
+from tests.http.raw_http import THE_APP, Answer, bearer, request, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port
 from tests.text_models import WORDS, write_text_model
 from tests.tiny_models import write_script
@@ -69,12 +69,12 @@ class Served:
             return connection.ask(scoring(path, self.server.key, json.dumps({"data": data}).encode()))
 
     def by_both_paths(self, path: str, body: Any) -> list[Answer]:
-        """The answers to JSON on the fast path, which leaves requests of browsers to the app, and through the app."""
+        """The answers to JSON on the fast path, and through the app."""
         head = bearer(self.server.key)
         with self.server.connect() as connection:
             return [
                 connection.ask(request("POST", path, [head, *further], json.dumps(body).encode()))
-                for further in ([], [("Origin", "https://caller.example")])
+                for further in ([], THE_APP)
             ]
 
     def post(self, path: str, body: Any) -> Any:
