@@ -1,9 +1,9 @@
 """Rows of tokens of like length together, so that little is computed for padding: in the queue, and in a batch.
 
-A part of a batch is as long as its longest row, but for ONNX Runtime on a CPU up to a multiple that keeps the number
-of shapes small. Each part costs a start besides its tokens; both are measured when the model is loaded. While more
-rows wait than fit in a batch, the rows around the first one are chosen that compute most tokens a second. A batch is
-divided into parts so that it takes the least time.
+A part of a batch is as long as its longest row. Where the device prepares for each shape that it meets, this length
+is rounded up to a multiple, so that there are few. Each part costs a start besides its tokens; both are measured when
+the model is loaded. While more rows wait than fit in a batch, the rows around the first one are chosen that compute
+most tokens a second. A batch is divided into parts so that it takes the least time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 _LIMITS: Final = np.array((64, 128, 512, 1024))
 _STEPS: Final = np.array((4, 8, 16, 32, 128))
-"""Lengths up to a limit are multiples of the step at its place: a device prepares for each shape that it meets."""
+"""Rounded up, lengths up to a limit are multiples of the step at its place."""
 _BATCH_NS: Final = 1e5
 """The cost of a batch besides its parts."""
 

@@ -43,31 +43,30 @@ def requirements(extra: str = "") -> list[Requirement]:
     Raises:
         PackageNotFoundError: Stoker is not installed as a distribution in this Python.
     """
-    return list(_required(_declared(), extra))
+    return _of_extra(_declared(), extra)
 
 
-def _declared() -> tuple[str, ...]:
-    """Return all requirements of Stoker as it declares them."""
+def _declared() -> tuple[Requirement, ...]:
+    """Return all requirements of Stoker."""
     from importlib import metadata
 
-    return tuple(metadata.requires("stoker") or ())
+    return _parse(tuple(metadata.requires("stoker") or ()))
 
 
-# `stoker doctor` asks for all extras, and reading a requirement takes a good part of a millisecond.
+# Reading a requirement takes a good part of a millisecond.
 @cache
-def _required(declared: tuple[str, ...], extra: str) -> tuple[Requirement, ...]:
-    return tuple(
-        requirement
-        for requirement in _parsed(declared)
-        if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
-    )
-
-
-@cache
-def _parsed(declared: tuple[str, ...]) -> tuple[Requirement, ...]:
+def _parse(declared: tuple[str, ...]) -> tuple[Requirement, ...]:
     from packaging.requirements import Requirement
 
     return tuple(map(Requirement, declared))
+
+
+def _of_extra(declared: tuple[Requirement, ...], extra: str) -> list[Requirement]:
+    return [
+        requirement
+        for requirement in declared
+        if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
+    ]
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -182,7 +181,7 @@ def installed_extras() -> dict[str, bool]:
         names = metadata.metadata("stoker").get_all("Provides-Extra") or []
         declared = _declared()
         return {
-            name: all(map(_is_installed, _required(declared, name))) for name in names if name != _DEVELOPERS
+            name: all(map(_is_installed, _of_extra(declared, name))) for name in names if name != _DEVELOPERS
         }
     except metadata.PackageNotFoundError:
         return {}
