@@ -36,6 +36,7 @@ _TABLE_BYTES: Final = 24 << 20
 _READINGS: Final = 3
 _LOOKS: Final = 24
 """More connections than callers have, so that each frontend gets some however theirs are shared out."""
+_LOG_LINES: Final = 40
 _TIMEOUT_MS: Final = 8000
 """So long that on a busy machine nothing is late but what a fault holds up."""
 
@@ -226,42 +227,57 @@ class ChaosServer:
         text = answer.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
-    @property
-    def whole(self) -> bool:
-        """Whether all frontends are ready and every version that is served has all of its replicas."""
-        if len(self.live.frontend_pids()) != _FRONTENDS or not self.live.ready_on(_LOOKS):
-            return False
+    def _find_missing(self) -> str:
+        """Say what is missing until it is whole: frontends, replicas, models on demand; empty if nothing is."""
+        frontends = len(self.live.frontend_pids())
+        if frontends != _FRONTENDS:
+            return f"it has {frontends} of {_FRONTENDS} frontends"
+        if not self.live.ready_on(_LOOKS):
+            return "a frontend is not ready"
         with self.live.connect() as connection:
             index = request("POST", "/v2/repository/index", [bearer(_ADMIN)], b'{"ready": true}')
             served = connection.ask(index).json()
-        always = [one for one in served if one["name"] in self._replicas]
-        whole = {one["name"] for one in always} == set(self._replicas) and all(
-            self.live.metric("stoker_ready_replicas", model=one["name"], version=one["version"])
-            == self._replicas[one["name"]]
-            for one in always
-        )
-        return whole and (not self.on_demand or self._loads_on_demand())
+        versions = [(one["name"], one["version"]) for one in served if one["name"] in self._replicas]
+        if absent := set(self._replicas) - {name for name, _ in versions}:
+            return f"not served: {sorted(absent)}"
+        for name, version in versions:
+            ready = self.live.metric("stoker_ready_replicas", model=name, version=version)
+            if ready != self._replicas[name]:
+                return f"{name} version {version} has {ready:g} of {self._replicas[name]} replicas"
+        return self._find_missing_on_demand() if self.on_demand else ""
 
-    def _loads_on_demand(self) -> bool:
-        """Whether each model on demand answers, and the device processes have no more memory than they may."""
+    def _find_missing_on_demand(self) -> str:
+        """A model on demand that does not answer, or the memory that the device processes have and may not."""
         for number in range(ON_DEMAND_MODELS):
             with self.live.connect() as connection:
                 connection.socket.settimeout(RECOVERY_S)
                 question = scoring(f"/api/v1/service/table{number}/score", PRIMARY, rows_body([0]))
-                if connection.ask(question).status != HTTPStatus.OK:
-                    return False
-        return self.metric_total("stoker_model_memory_bytes") <= _MEMORY_MB << 20
+                answer = connection.ask(question)
+                if answer.status != HTTPStatus.OK:
+                    return f"table{number} answers {answer.status}: {answer.body[:200]!r}"
+        used_bytes = self.metric_total("stoker_model_memory_bytes")
+        return "" if used_bytes <= _MEMORY_MB << 20 else f"device processes have {used_bytes:g} bytes"
 
     def wait_until_whole(self) -> None:
-        """Wait for that; fails with the log's end after `RECOVERY_S`."""
+        """Wait until all frontends are ready and every version that is served has all of its replicas.
+
+        Fails after `RECOVERY_S` with what is missing and the end of the log.
+        """
+        missing = "everything"
 
         def whole() -> bool:
+            nonlocal missing
             try:
-                return self.whole
-            except (OSError, AssertionError):
-                return False
+                missing = self._find_missing()
+            except (OSError, AssertionError) as failure:
+                missing = repr(failure)
+            return not missing
 
-        wait_until(whole, "the server is whole", timeout_s=RECOVERY_S, every_s=0.05)
+        try:
+            wait_until(whole, "the server is whole", timeout_s=RECOVERY_S, every_s=0.05)
+        except AssertionError as failure:
+            end = "\n".join(self.output().splitlines()[-_LOG_LINES:])
+            raise AssertionError(f"{failure}; {missing}; the log ends with\n{end}") from None
 
     def set_clock(self, offset_s: int) -> None:
         """Let the wall clock of all its processes jump to so many seconds beside the system's."""

@@ -12,7 +12,7 @@ import numpy as np
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_sizes import BatchSizes, ServiceTimes
 from stoker.runtimes.base import SizedRuntime
-from stoker.system.resources import start_thread
+from stoker.system.vital_work import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +118,7 @@ class BucketWatch:
             100 * share,
             size,
         )
-        self._opening = threading.Thread(target=self._open, args=(size,), daemon=True)
-        start_thread(self._opening)
+        self._opening = start_thread(lambda: self._open(size), f"next size of {self._name}")
 
     def _open(self, size: int) -> None:
         try:

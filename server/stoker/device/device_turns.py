@@ -22,8 +22,7 @@ from stoker.device.byte_lock import ByteLock
 from stoker.device.device_page import MOST_TURNS, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 _REFRESH_NS: Final = 1_000_000
 """How long before a turn is expected to be free a waiting model updates its proposal."""
@@ -384,14 +383,13 @@ class _Keeper:
         self.doors = page.lock_on(page.door_place(number, page.process))
         self._turns = turns
         self._number: Final = number
-        start_thread(threading.Thread(target=self._keep, name=f"turn {number}", daemon=True))
+        start_thread(self._keep, f"turn {number}")
 
     def _keep(self) -> None:
-        with vital("the thread that waits for turns"):
-            while self._turns.wait_for_work(self._number):
-                self._turns.fetch(self._number, self.doors)
-            self.turn.close()
-            self.doors.close()
+        while self._turns.wait_for_work(self._number):
+            self._turns.fetch(self._number, self.doors)
+        self.turn.close()
+        self.doors.close()
 
 
 class TurnTaking:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +51,10 @@ class HangWatch:
         """Watch on a thread of its own, until `stop`."""
 
         def live() -> None:
-            with vital(f"the watch of {self._name}", self._end_process):
-                while not self._stopped.wait(_PAUSE_S):
-                    self.check()
+            while not self._stopped.wait(_PAUSE_S):
+                self.check()
 
-        thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
-        start_thread(thread)
-        self._thread = thread
+        self._thread = start_thread(live, f"hang watch of {self._name}", end_process=self._end_process)
 
     def stop(self) -> None:
         """Stop watching; its thread, which knows the model, has ended when this returns."""

@@ -8,7 +8,6 @@ run for at least as long as it took: so no request waits for two.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from stoker.device.batch_cap import BatchCap
@@ -17,7 +16,7 @@ from stoker.device.bucket_choice import choose_buckets, gains_by_growing
 from stoker.device.kept_sizes import KeepSizes
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import SizedRuntime
-from stoker.system.resources import start_thread
+from stoker.system.vital_work import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class LaterSizes:
             self._is_open = True
             on_open()
 
-        start_thread(threading.Thread(target=run, daemon=True))
+        start_thread(run, f"next size of {self._name}")
 
     def due_ns(self, waiting_rows: int, active_ns: int, *, is_idle: bool) -> int | None:
         """When the next size may be added, by what waits now; None: not before that has changed.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 
 class LoaderThread:
@@ -19,7 +18,7 @@ class LoaderThread:
         self._models: SimpleQueue[Deployment] = SimpleQueue()
         self._numbers: set[int] = set()
         self._changed = threading.Condition()
-        start_thread(threading.Thread(target=self._live, name="loader", daemon=True))
+        start_thread(self._live, "loader")
 
     def add(self, model: Deployment) -> None:
         """Load a model after those that were added before."""
@@ -33,10 +32,9 @@ class LoaderThread:
             self._changed.wait_for(lambda: number not in self._numbers)
 
     def _live(self) -> None:
-        with vital("the thread that loads models"):
-            while True:
-                model = self._models.get()
-                self._load(model)
-                with self._changed:
-                    self._numbers.discard(model.number)
-                    self._changed.notify_all()
+        while True:
+            model = self._models.get()
+            self._load(model)
+            with self._changed:
+                self._numbers.discard(model.number)
+                self._changed.notify_all()

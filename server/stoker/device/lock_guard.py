@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from stoker.system.processes import GRACE_MS
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
@@ -80,12 +79,11 @@ class LockGuard:
 
         def live() -> None:
             pause = threading.Event()
-            with vital("the guard of the interpreter lock"):
-                while self._started:
-                    pause.wait(_PAUSE_S)
-                    self.renew()
+            while self._started:
+                pause.wait(_PAUSE_S)
+                self.renew()
 
-        start_thread(threading.Thread(target=live, name="guard of the interpreter lock", daemon=True))
+        start_thread(live, "guard of the interpreter lock")
 
     def stop(self) -> None:
         """Stop guarding."""

@@ -29,8 +29,7 @@ from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Runtime, TokenRuntime
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -143,15 +142,7 @@ class ModelThreads:
             self._hang_watch.stop()
 
     def _start_thread(self, suffix: str, live: Callable[[], None]) -> None:
-        name = f"model {self._deployment.name}{suffix}"
-
-        def live_or_end() -> None:
-            with vital(f"a thread of {name}"):
-                live()
-
-        thread = threading.Thread(target=live_or_end, name=name, daemon=True)
-        start_thread(thread)
-        self._threads.append(thread)
+        self._threads.append(start_thread(live, f"model {self._deployment.name}{suffix}"))
 
     def _live(self, device: Device) -> None:
         """The main thread: load the model, have the other threads fork it one after the other, and serve."""

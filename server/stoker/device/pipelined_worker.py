@@ -29,7 +29,7 @@ from stoker.device.later_sizes import LaterSizes
 from stoker.device.pipelined_planner import PipelinedPlanner
 from stoker.device.worker import Worker
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
-from stoker.system.resources import start_thread
+from stoker.system.vital_work import start_thread
 
 _LONE_NS: Final = 2_000_000
 """For so long the first thread waits for a lone batch itself: another one would have to be woken."""
@@ -84,8 +84,7 @@ class PipelinedWorker(Worker):
     def serve(self, instance: Instance | None = None) -> None:
         """Serve until `stop` is called, and all batches in flight are done."""
         name = f"{threading.current_thread().name} (completion)"
-        completing = threading.Thread(target=self._complete_all, name=name, daemon=True)
-        start_thread(completing)
+        completing = start_thread(self._complete_all, name)
         super().serve(instance)
         completing.join()
 

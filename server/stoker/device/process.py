@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -58,8 +57,8 @@ from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
-from stoker.system.resources import private_memory, start_thread, trim_heap
-from stoker.system.vital_work import vital
+from stoker.system.resources import private_memory, trim_heap
+from stoker.system.vital_work import start_thread, vital
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +107,8 @@ class _ModelHost:
                 self._models[number].stop_batching()
             case UnloadModel(number):
                 # A batch of callers that have gone may still be running.
-                unloading = threading.Thread(target=self._unload_or_end, args=(number,), daemon=True)
                 try:
-                    start_thread(unloading)
+                    start_thread(partial(self._unload, number), "unload")
                 except (MemoryError, RuntimeError):
                     self._unload(number)
             case LogSettings():
@@ -236,11 +234,6 @@ class _ModelHost:
         os.close(arena_fd)
         lane = Lane(arena, socket.socket(fileno=doorbell_fd))
         self._models[message.number].add_lane(lane)
-
-    def _unload_or_end(self, number: int) -> None:
-        # The supervisor waits until it is told that the model is unloaded.
-        with vital("unloading a model"):
-            self._unload(number)
 
     def _unload(self, number: int) -> None:
         if self._loader is not None:

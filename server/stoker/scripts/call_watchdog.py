@@ -16,8 +16,7 @@ from stoker.errors import ScoringTimeout
 from stoker.scripts.exits import contain
 from stoker.system.forks import call_in_this_process
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
-from stoker.system.resources import start_thread
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +59,11 @@ class Watchdog:
         pause_s = min(_LONGEST_PAUSE_S, self.timeout_ms / 1000 / 20)
 
         def live() -> None:
-            with vital("the watchdog of the script", self._end_process):
-                while True:
-                    time.sleep(pause_s)
-                    self.check_calls()
+            while True:
+                time.sleep(pause_s)
+                self.check_calls()
 
-        start_thread(threading.Thread(target=live, name="watchdog", daemon=True))
+        start_thread(live, "watchdog", end_process=self._end_process)
 
     def guard(self, function: Callable[[], _Result]) -> _Result:
         """Call `function` on this thread, and watch it.

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-_BEGIN_S: Final = 30
 _ROOT: Final = Path("/")
-_THREAD_BYTES: Final = 16 << 20
-"""More than a thread takes at its start: a stack of 8 MiB, where no other limit is set, and its first frames."""
 
 
 def usable_cores() -> int:
@@ -145,23 +140,6 @@ def _trim() -> Callable[[int], object]:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) or (lambda _: None)
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread if there is memory for it.
-
-    `Thread.start` alone waits forever for a thread that dies of a lack of memory before it runs Python code.
-
-    Raises:
-        MemoryError: There is not, or others took it meanwhile.
-        RuntimeError: The system starts no more threads.
-    """
-    try:
-        mmap.mmap(-1, _THREAD_BYTES).close()
-    except OSError as error:
-        raise MemoryError(f"a new thread has no memory: {error.strerror}") from error
-    thread._started = _Begun()  # type: ignore[attr-defined]  # noqa: SLF001  # nothing else bounds the wait
-    thread.start()
-
-
 def require_memory(size_bytes: int, subject: str, root: Path = _ROOT) -> None:
     """Refuse an allocation that does not fit into memory, before the kernel kills the process for it.
 
@@ -176,16 +154,6 @@ def require_memory(size_bytes: int, subject: str, root: Path = _ROOT) -> None:
         raise MemoryError(
             f"{subject} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
         )
-
-
-class _Begun(threading.Event):
-    """The beginning of a thread, for which `Thread.start` waits: it never comes if the thread dies before."""
-
-    def wait(self, _: float | None = None) -> bool:
-        # In pieces: a process that was stopped meanwhile has not waited.
-        if any(super(_Begun, self).wait(1.0) for _ in range(_BEGIN_S)):
-            return True
-        raise MemoryError(f"a new thread did not begin within {_BEGIN_S} s")
 
 
 class MemoryKills:

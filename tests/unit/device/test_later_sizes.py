@@ -51,7 +51,7 @@ def growing(
     keep: KeepSizes | None = lambda _: None,
 ) -> Iterator[tuple[PipelinedJoined, Card]]:
     """A model whose smallest size is prepared; sizes are opened at once."""
-    monkeypatch.setattr(later_sizes, "start_thread", lambda thread: thread.run())
+    monkeypatch.setattr(later_sizes, "start_thread", lambda run, _: run())
     card = Card()
     with PipelinedJoined(
         card, policy=BatchPolicy(256, buckets=(1,)), sizes=BatchSizes((1,), chosen=True), capacity=2048

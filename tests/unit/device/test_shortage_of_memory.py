@@ -37,7 +37,7 @@ from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.scripts.call_watchdog import Watchdog
 from stoker.system.processes import ExitCode
-from stoker.system.vital_work import vital
+from stoker.system.vital_work import start_thread, vital
 
 CPU = Device("cpu", 0, "CPU")
 MODEL = Deployment("digits", 1, "onnx", Path("model.onnx"), Path(), 8, 1000, instances=2)
@@ -100,13 +100,13 @@ def channel() -> Iterator[tuple[ControlChannel[Any, Any], _ModelHost]]:
         yield near, host
 
 
-def start_fails(at: str, error: type[Exception]) -> Callable[[threading.Thread], None]:
+def start_fails(at: str, error: type[Exception]) -> Callable[..., threading.Thread]:
     """Fail to start the threads with this name."""
 
-    def start(thread: threading.Thread) -> None:
-        if thread.name == at:
+    def start(run: Callable[[], object], name: str, **options: Any) -> threading.Thread:
+        if name == at:
             raise error("a reason")
-        thread.start()
+        return start_thread(run, name, **options)
 
     return start
 

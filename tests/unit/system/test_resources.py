@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,36 +16,7 @@ from stoker.system.resources import (
     limit_library_threads,
     main_memory,
     require_memory,
-    start_thread,
 )
-
-STARTS = """
-import resource, threading
-from pathlib import Path
-from stoker.system.resources import start_thread
-
-ended = threading.Event()
-for beyond_stack_kib in range(-64, 128, 4):
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (8192 + beyond_stack_kib) * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    try:
-        start_thread(threading.Thread(target=ended.wait, daemon=True))
-    except MemoryError:
-        pass
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-start_thread(threading.Thread(target=ended.set))
-assert ended.wait(30.0)
-"""
-"""With a stack of 8 MiB, `Thread.start` never returns at some of these limits."""
-
-
-def test_thread_that_dies_before_it_begins_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may take the memory for its first frame meanwhile."""
-    monkeypatch.setattr(resources, "_BEGIN_S", 1)
-    monkeypatch.setattr(threading.Thread, "_bootstrap_inner", lambda _: None)
-    with pytest.raises(MemoryError, match="a new thread did not begin within 1 s"):
-        start_thread(threading.Thread(target=print))
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -204,7 +172,3 @@ def test_each_kill_for_memory_explains_one_end() -> None:
     assert kills.explain(-signal.SIGKILL)
     assert kills.describe(-signal.SIGKILL) == "was killed by the kernel, out of memory"
     assert kills.describe(-signal.SIGKILL) == "ended with status -9"
-
-
-def test_starting_a_thread_does_not_wait_for_one_that_lacks_memory() -> None:
-    subprocess.run([sys.executable, "-c", STARTS], check=True, timeout=60)
