@@ -10,6 +10,9 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Workers and all processes that tests start: each thread of OpenBLAS spins for 0.1 s when NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 TOGETHER: Final = (
     ("tests/contract/",),
     ("tests/http/",),

@@ -26,8 +26,15 @@ def _resident_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-def test_frontends_are_light_and_hold_no_framework(serve: Serve, tmp_path: Path) -> None:
+def _has_one_blas_thread(pid: int) -> bool:
+    return b"OPENBLAS_NUM_THREADS=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def test_frontends_are_light_and_hold_no_framework(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the device process maps a framework; a frontend that has served stays below 80 MB."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     server = serve(write_mlp(tmp_path / "mlp.onnx"), "--frontends", "2")
     message = scoring("/score", PRIMARY, rows_body(*([0.5] * 784 for _ in range(20))))
     for _ in range(10):
@@ -42,13 +49,17 @@ def test_frontends_are_light_and_hold_no_framework(serve: Serve, tmp_path: Path)
     for pid in (*frontends, server.process.pid):
         assert [name for name in FRAMEWORKS if name in _mapped(pid)] == []
     assert max(map(_resident_mib, frontends)) < 80
+    assert all(map(_has_one_blas_thread, (device, *frontends))), (
+        "ONNX Runtime multiplies with threads of its own"
+    )
     for pid in server.pids():
         cores_hold = Path(f"/proc/{pid}/coredump_filter")
         assert not cores_hold.exists() or int(cores_hold.read_text(), 16) == 0, "keys are no part of a core"
 
 
-def test_ready_means_loaded_and_warm(serve: Serve, tmp_path: Path) -> None:
+def test_ready_means_loaded_and_warm(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While `init()` runs, liveness is up and readiness is not; the first request after it is right."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     script = write_script(
         tmp_path / "slow",
         "import pathlib, time, stoker\n"
@@ -76,6 +87,7 @@ def test_ready_means_loaded_and_warm(serve: Serve, tmp_path: Path) -> None:
         "the smallest and the largest batch have run before anyone asked"
     )
     assert (answer.status, answer.json()) == (200, [[2, 3]])
+    assert not any(map(_has_one_blas_thread, server.device_pids())), "scripts may multiply with NumPy"
 
 
 def _answers(port: int) -> bool:

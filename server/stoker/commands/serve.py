@@ -16,6 +16,7 @@ from stoker.settings.readers import read_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.system.extensions import find_extension, require_extension
 from stoker.system.operator_lines import print_lines
+from stoker.system.resources import ONE_BLAS_THREAD, defaults_set
 
 _DESCRIPTIONS: Final = ("name", "model_dir", "image", "batching", "sample_input", "signature")
 _MODEL_SETTINGS: Final = ("versions", "environment", *_DESCRIPTIONS)
@@ -143,7 +144,8 @@ def run(args: argparse.Namespace) -> int:
         settings, workspace = serve_settings(args), Workspace.find(args.workspace)
         # Before the import that takes longest.
         print_lines(f"Stoker {__version__} starts.")
-        from stoker.supervisor.serving import serve
+        with defaults_set(os.environ, ONE_BLAS_THREAD):
+            from stoker.supervisor.serving import serve
 
         return serve(settings, workspace, args.begun_s, predecessor)
 

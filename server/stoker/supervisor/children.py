@@ -71,14 +71,16 @@ class Child(Generic[_Sent, _Received]):
         on_exit: Callable[[Child[_Sent, _Received]], None],
         *,
         interpreter: Path | None = None,
+        defaults: Mapping[str, str] = MappingProxyType({}),
         variables: Mapping[str, str] = MappingProxyType({}),
         expendable: int = 100,
     ) -> Child[_Sent, _Received]:
         """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is handled by the supervisor.
 
-        Its environment is this process's with `variables` added and keys removed: frontends get keys by message,
-        and an entry script that prints its environment must not print them into the log. When memory runs out, the
-        kernel prefers to kill it over this process, as if it used `expendable` thousandths more of the memory.
+        Its environment is this process's with `variables` added, `defaults` where it has none, and keys removed:
+        frontends get keys by message, and an entry script that prints its environment must not print them into the
+        log. When memory runs out, the kernel prefers to kill it over this process, as if it used `expendable`
+        thousandths more of the memory.
         """
         python = interpreter or Path(sys.executable)
         channel, far = ControlChannel.pair(codec)
@@ -97,6 +99,7 @@ class Child(Generic[_Sent, _Received]):
                 # Unbuffered, so that what an entry script prints is in the log at that time.
                 env={
                     **_ENVIRONMENT,
+                    **defaults,
                     **variables_for(python, {**_without_keys(os.environ), **variables}),
                     "PYTHONUNBUFFERED": "1",
                     # All processes log in the same format.

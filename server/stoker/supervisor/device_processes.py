@@ -37,7 +37,7 @@ from stoker.supervisor.replicas import Replica, Replicas, with_isolation
 from stoker.supervisor.reports import DeviceReport
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
-from stoker.system.resources import private_memory
+from stoker.system.resources import ONE_BLAS_THREAD, private_memory
 from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.images import image_layout
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 _END_TIMEOUT_S = 5.0
+_OWN_ALGEBRA: Final = ("onnx", "tensorflow", "torch")
+"""Frameworks that multiply matrices without NumPy."""
 _PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_ARENA_MAX": "1"}
 """Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them.
 
@@ -215,6 +217,7 @@ class DeviceProcesses:
         if process.ended:
             return
         first = process.group.models[0]
+        multiplies = any(model.framework not in _OWN_ALGEBRA for model in process.group.models)
         child = await Child.start(
             "device process",
             "stoker.device.process",
@@ -223,6 +226,7 @@ class DeviceProcesses:
             lambda child: self._on_exit(process, child),
             # Only entry scripts have variables of their own, and each has a process of its own.
             interpreter=first.interpreter,
+            defaults={} if multiplies else ONE_BLAS_THREAD,
             variables=_PACKING if process.group.packs else first.environment_variables,
         )
         if process not in self.processes:

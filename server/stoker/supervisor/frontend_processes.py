@@ -39,6 +39,7 @@ from stoker.supervisor.children import Child
 from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.frontend_starts import FrontendStarts
 from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
+from stoker.system.resources import ONE_BLAS_THREAD
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +188,7 @@ class FrontendProcesses:
             SUPERVISOR_END,
             lambda child, message: self._on_message(process, child, message),
             lambda child: self._on_exit(process, child),
+            defaults=ONE_BLAS_THREAD,
             expendable=_EXPENDABLE,
         )
         process.child = child

@@ -10,12 +10,15 @@ import ctypes
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+ONE_BLAS_THREAD: Final = MappingProxyType({"OPENBLAS_NUM_THREADS": "1"})
+"""For processes that multiply no matrices: NumPy starts a thread for each core, and each spins for 0.1 s first."""
 _ROOT: Final = Path("/")
 
 
@@ -32,6 +35,18 @@ def limit_library_threads(environ: MutableMapping[str, str]) -> None:
     cores = usable_cores()
     if cores < len(os.sched_getaffinity(0)):
         environ.setdefault("OMP_NUM_THREADS", str(cores))
+
+
+@contextmanager
+def defaults_set(environ: MutableMapping[str, str], variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables within the context, unless the operator has: child processes that start later do not get them."""
+    added = variables.keys() - environ.keys()
+    environ.update({name: variables[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del environ[name]
 
 
 def core_count(cores: int, limit: float | None) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -99,6 +102,28 @@ def test_libraries_get_the_limit_of_cores(
     monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(range(16)))
     limit_library_threads(given_variables)
     assert given_variables == set_variables
+
+
+IMPORTS_NUMPY = """
+import os
+from stoker.system.resources import ONE_BLAS_THREAD, defaults_set
+
+with defaults_set(os.environ, ONE_BLAS_THREAD):
+    import numpy
+from threadpoolctl import threadpool_info
+print([library["num_threads"] for library in threadpool_info()], os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize(("given", "printed"), [({}, "[1] None"), ({"OPENBLAS_NUM_THREADS": "2"}, "[2] 2")])
+def test_numpy_has_one_thread_unless_the_operator_says_otherwise(
+    given: dict[str, str], printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And child processes that start later do not hear of it."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    command = [sys.executable, "-c", IMPORTS_NUMPY]
+    ran = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == printed
 
 
 MIB = 1 << 20
