@@ -26,9 +26,9 @@ class ByteLock:
         """Close the descriptor, which releases the lock."""
         os.close(self.fd)
 
-    def lock(self, place: int | None = None, *, shared: bool = False) -> None:
-        """Wait for the lock: exclusive, or shared."""
-        self._lock(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, place)
+    def lock(self) -> None:
+        """Wait for the lock."""
+        self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, None)
 
     def try_lock(self, place: int | None = None) -> bool:
         """Take the lock if it is free; returns whether it was."""

@@ -209,11 +209,15 @@ class DevicePage:
 
     def next_process(self, turn: int) -> int:
         """The process that gets the turn next and has not fetched it yet; 0 for none."""
-        return self._head[_NEXT + turn]
+        return self._head[_NEXT + turn] % _PROCESSES
+
+    def times_named(self, turn: int) -> int:
+        """How often that has been set: it changes when the process has come."""
+        return self._head[_NEXT + turn] // _PROCESSES
 
     def set_next_process(self, turn: int, process: int) -> None:
         """Name the process that gets the turn next; done by the holder of the turn."""
-        self._head[_NEXT + turn] = process
+        self._head[_NEXT + turn] = (self.times_named(turn) + 1) * _PROCESSES + process
 
     @property
     def free_ns(self) -> int:
@@ -237,10 +241,6 @@ class DevicePage:
     def turn_place(self, turn: int) -> int:
         """The offset of the byte whose lock is the turn."""
         return _FIRST_TURN + self._place * _PER_DEVICE + turn
-
-    def door_place(self, turn: int, process: int) -> int:
-        """The offset of the byte that a process keeps locked while it fetches a turn."""
-        return _FIRST_TURN + self._place * _PER_DEVICE + MOST_TURNS * (process + 1) + turn
 
     @contextmanager
     def _registering(self) -> Iterator[None]:

@@ -26,6 +26,9 @@ from stoker.system.vital_work import start_thread
 
 _REFRESH_NS: Final = 1_000_000
 """How long before a turn is expected to be free a waiting model updates its proposal."""
+_PATIENCE_S: Final = 0.002
+"""How long a process that was named may take to fetch its turn; another one has it then."""
+_LOOK_S: Final = 0.00005
 
 
 class _State(Enum):
@@ -223,49 +226,48 @@ class DeviceTurns:
 
         Args:
             number: The turn.
-            lock: The calling thread's lock, for the doors of other processes.
+            lock: The calling thread's lock on it.
         """
-        page = self._page
-        own_door = page.door_place(number, page.process)
-        passed, absent = 0, set[int]()
+        absent = set[int]()
+        waited_for = -1
         while True:
-            lock.lock(own_door)
-            self._keepers[number].turn.lock()
+            lock.lock()
             with self._changed:
                 self._locked.add(number)
-                passed = self._pass_on(number, passed, absent)
-                # While it waits at another process's door, nobody may wait at its own.
-                lock.unlock(own_door)
-                if not passed:
-                    return
-            lock.lock(page.door_place(number, passed), shared=True)
-            lock.unlock(page.door_place(number, passed))
+                waited_for = self._pass_on(number, waited_for, absent)
+            if waited_for < 0:
+                return
+            until_s = time.monotonic() + _PATIENCE_S
+            while self._page.times_named(number) == waited_for and time.monotonic() < until_s:
+                time.sleep(_LOOK_S)
 
-    def _pass_on(self, number: int, passed: int, absent: set[int]) -> int:
-        """Pass on a turn that has arrived: to a model of this process, or to another process.
+    def _pass_on(self, number: int, waited_for: int, absent: set[int]) -> int:
+        """Pass on a turn that has arrived: to a model of this process, or to the process that was named.
 
         Args:
             number: The turn.
-            passed: The process at whose door was waited last; 0 for none.
+            waited_for: What this returned last.
             absent: Processes that did not come for it; updated here.
 
         Returns:
-            Who is to have it, and is to be waited for; 0 if nobody is.
+            How often a process has been named, if that has to be waited for; -1 if none has.
         """
         page = self._page
         if self._stopped:
             self._unlock(number)
-            return 0
-        named = page.next_process(number)
+            return -1
+        named, times_named = page.next_process(number), page.times_named(number)
         if named in (0, page.process):
             absent.clear()
-        elif named != passed:
+        elif times_named != waited_for:
             self._unlock(number)
-            return named
+            return times_named
         else:
             absent.add(named)
             page.free_slots_of_dead()
-        return self._give(number, self._clock_ns(), absent, own=named == page.process)
+        # Read before: the process that is named now may fetch it at once, and name another one.
+        is_given = not self._give(number, self._clock_ns(), absent, own=named == page.process)
+        return -1 if is_given else times_named + 1
 
     def wait_for_work(self, number: int) -> bool:
         """Wait until a turn has to be fetched; False if there will be none."""
@@ -358,9 +360,7 @@ class DeviceTurns:
 
     def _request_fetch(self, number: int) -> None:
         """Have the turn's thread fetch it."""
-        # Set now, not when the thread runs: a process that names this one before would conclude that it does not
-        # come.
-        self._keeper(number).doors.try_lock(self._page.door_place(number, self._page.process))
+        self._keeper(number)
         self._states[number] = _State.FETCHING
         self._changed.notify_all()
 
@@ -375,21 +375,18 @@ class _Keeper:
 
     Attributes:
         turn: The lock that is the turn.
-        doors: A lock for the doors of other processes.
     """
 
     def __init__(self, turns: DeviceTurns, page: DevicePage, number: int) -> None:
         self.turn = page.lock_on(page.turn_place(number))
-        self.doors = page.lock_on(page.door_place(number, page.process))
         self._turns = turns
         self._number: Final = number
         start_thread(self._keep, f"turn {number}")
 
     def _keep(self) -> None:
         while self._turns.wait_for_work(self._number):
-            self._turns.fetch(self._number, self.doors)
+            self._turns.fetch(self._number, self.turn)
         self.turn.close()
-        self.doors.close()
 
 
 class TurnTaking:

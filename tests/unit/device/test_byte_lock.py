@@ -34,16 +34,3 @@ def test_a_closed_descriptor_releases_its_locks(fd: int) -> None:
     first.close()
     assert second.try_lock()
     second.close()
-
-
-def test_shared_holders_keep_an_exclusive_one_away(fd: int) -> None:
-    """They do not disturb each other."""
-    first, second, third = (ByteLock(fd, 5) for _ in range(3))
-    first.lock(shared=True)
-    second.lock(shared=True)
-    assert not third.try_lock()
-    first.unlock()
-    second.unlock()
-    assert third.try_lock()
-    for lock in (first, second, third):
-        lock.close()
