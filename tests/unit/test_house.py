@@ -1,5 +1,6 @@
 """The figures of `make house`: each counts as it says."""
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,15 @@ from tests.house.decisions import decisions_by_number, linked_decisions
 from tests.house.headings import find_headings
 from tests.house.sources import Module, modules, product_modules
 from tests.house.words import find_riddles_in_names, find_riddles_in_texts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collections_later() -> Iterator[None]:
+    """Two million nodes of syntax trees stay until the end, and each collection would look at them."""
+    gc.disable()
+    yield
+    modules.cache_clear()
+    gc.enable()
 
 
 def module(text: str) -> Module:
