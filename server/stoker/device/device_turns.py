@@ -228,8 +228,7 @@ class DeviceTurns:
             number: The turn.
             lock: The calling thread's lock on it.
         """
-        absent = set[int]()
-        waited_for = -1
+        waited_for, absent = -1, set[int]()
         while True:
             lock.lock()
             with self._changed:
@@ -265,9 +264,9 @@ class DeviceTurns:
         else:
             absent.add(named)
             page.free_slots_of_dead()
-        # Read before: the process that is named now may fetch it at once, and name another one.
-        is_given = not self._give(number, self._clock_ns(), absent, own=named == page.process)
-        return -1 if is_given else times_named + 1
+        # One more, whatever the page says by now: the process that is named may have fetched it, and named another.
+        is_named = self._give(number, self._clock_ns(), absent, own=named == page.process)
+        return times_named + 1 if is_named else -1
 
     def wait_for_work(self, number: int) -> bool:
         """Wait until a turn has to be fetched; False if there will be none."""
