@@ -57,7 +57,7 @@ def device() -> Iterator[Device]:
 
 def wait_for(turn: ModelTurn) -> int:
     """Wait until it is given a turn, as a worker waits."""
-    assert select.select([turn.wake_fd], [], [], 10)[0], "no turn was given"
+    assert select.select([turn.wake_fd], [], [], PATIENCE_S)[0], "no turn was given"
     number = turn.take()
     assert number is not None
     return number
@@ -192,7 +192,7 @@ def test_processes_share_by_their_models_weights(device: Device, monkeypatch: py
     for _ in range(80):
         runs[holder] += 1
         models[holder].give_back(number, 5 * MS, late)
-        ready, _, _ = select.select([model.wake_fd for model in models], [], [], 10)
+        ready, _, _ = select.select([model.wake_fd for model in models], [], [], PATIENCE_S)
         (holder,) = [place for place, model in enumerate(models) if model.wake_fd in ready]
         taken = models[holder].take()
         assert taken is not None
@@ -241,7 +241,7 @@ def test_a_process_that_is_killed_frees_its_turn(device: Device) -> None:
         assert waiting.ask(propose(), time.monotonic_ns()) is None
         assert waiting.take() is None
         other.kill()
-        assert select.select([waiting.wake_fd], [], [], 1)[0], "the turn is not free after a second"
+        assert select.select([waiting.wake_fd], [], [], PATIENCE_S)[0], "the turn is not free"
     assert waiting.take() == 0
     third = device.process().join(1, FACTS)
     waiting.give_back(0, 5 * MS)
