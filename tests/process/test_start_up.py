@@ -44,6 +44,7 @@ def test_frontends_are_light_and_hold_no_framework(
 
     (device,) = server.device_pids()
     assert "onnxruntime" in _mapped(device)
+    assert not re.search("_asyncio|libssl", _mapped(device)), "it waits without an event loop"
     frontends = server.frontend_pids()
     assert len(frontends) == 2
     for pid in (*frontends, server.process.pid):

@@ -7,7 +7,6 @@ process ends, for whatever reason; a process whose supervisor has ended exits.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -15,12 +14,15 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
 from stoker.system.fd_passing import memory_with, receive_packet
 from stoker.system.forks import CHILDREN
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ class ControlChannel(Generic[_Sent, _Received]):
             try:
                 socket.send_fds(self._socket, [packet], list(fds))
             except BlockingIOError:
-                asyncio.get_running_loop().add_writer(self._socket.fileno(), self._send_rest)
+                _running_loop().add_writer(self._socket.fileno(), self._send_rest)
             except (BrokenPipeError, ConnectionResetError):
                 return False
             else:
@@ -178,7 +180,7 @@ class ControlChannel(Generic[_Sent, _Received]):
         self._forget_unsent()
 
     def _forget_unsent(self) -> None:
-        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        _running_loop().remove_writer(self._socket.fileno())
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
 
@@ -213,6 +215,13 @@ class ControlChannel(Generic[_Sent, _Received]):
         if self._unsent:
             self._forget_unsent()
         self._socket.close()
+
+
+def _running_loop() -> AbstractEventLoop:
+    # Imported here: device processes have no loop, and their channels wait where this one must not.
+    from asyncio import get_running_loop
+
+    return get_running_loop()
 
 
 def _close_all(fds: Sequence[int]) -> None:
