@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.files import parse_json, settings_text
-from stoker.settings.yaml_files import read_yaml
 
 MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")
@@ -62,6 +61,8 @@ class MlflowFolder(Struct, frozen=True):
     @classmethod
     def read(cls, folder: Path) -> MlflowFolder:
         """Read the `MLmodel` of a folder."""
+        from stoker.settings.yaml_files import read_yaml
+
         file = folder / MLMODEL
         try:
             content = read_yaml(file, "description of the model", "the flavors of a model of MLflow")

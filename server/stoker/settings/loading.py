@@ -29,7 +29,6 @@ from stoker.settings.readers import (
     settings_of,
 )
 from stoker.settings.server import ImportedSettings, ServerSettings
-from stoker.settings.yaml_files import read_yaml
 
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""
@@ -111,6 +110,8 @@ def load_settings(
     for source in reversed(imported):
         values.update(read_settings(ServerSettings, source.server, source.source))
     if file is not None:
+        from stoker.settings.yaml_files import read_yaml
+
         content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
         listed = content.pop("models", [])
         # Settings of the cluster are read by `stoker kubernetes`.
