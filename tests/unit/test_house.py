@@ -1,6 +1,7 @@
 """The figures of `make house`: each counts as it says."""
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -88,3 +89,10 @@ def test_code_names_each_decision_that_binds_it() -> None:
     """A comment or docstring at the place says `decision 36`."""
     binding = {number for number, binds in decisions_by_number().items() if binds}
     assert binding - linked_decisions() == set()
+
+
+def test_no_test_replaces_the_time_of_all_threads() -> None:
+    """`tests.own_time` replaces it for the code under test: threads that earlier tests have left use it too."""
+    assert [
+        m.path for m in modules() if m.is_test and re.search(r"setattr\(\s*([\w.]+\.)?time,", m.text)
+    ] == []

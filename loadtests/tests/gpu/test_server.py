@@ -1,14 +1,15 @@
 """The server of the bench on a GPU."""
 
 import dataclasses
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from tests.own_time import give_own_time
 
 from stoker.settings.loading import load_settings
+from stoker_bench.gpu import server as server_module
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.server import GpuServer, ServingOptions, deployment
 
@@ -50,7 +51,7 @@ def test_busy_cores_are_processor_time_over_time(tmp_path: Path, monkeypatch: py
     server = GpuServer(model, ServingOptions("cpu"), tmp_path / "server")
     used_s, clock_s = iter([100.0, 121.0]), iter([5.0, 8.0])
     server._process.tree = SimpleNamespace(cpu_s=lambda: next(used_s))  # type: ignore[assignment]
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock_s))
+    give_own_time(monkeypatch, server_module, monotonic=lambda: next(clock_s))
     cores: list[float] = []
     with server.count_cores(cores):
         pass

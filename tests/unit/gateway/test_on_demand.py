@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.own_time import give_own_time
 from tests.unit.gateway.rows.test_quotas import Frontends, claim
 from tests.unit.gateway.test_service_manager import Frontend, memory, play
 
 from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
 from stoker.deployment import Deployment
 from stoker.errors import NotReady
+from stoker.gateway import service_manager
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring import on_demand as module
@@ -352,7 +354,7 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         assert stage.frontend.slept == []
         if ends == "late":
             now_ns = time.monotonic_ns()
-            monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + 6_000_000_000)
+            give_own_time(monkeypatch, service_manager, monotonic_ns=lambda: now_ns + 6_000_000_000)
             stage.frontend.manager.sweep()
             assert stage.frontend.slept == [1]
             await stage.load(generation=2)

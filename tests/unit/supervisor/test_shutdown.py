@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.own_time import give_own_time
 
 from stoker.control.frontend_messages import Drain, Stop
 from stoker.settings.server import ServerSettings
@@ -56,7 +57,7 @@ class Scene:
             raise Exited(code)
 
         monkeypatch.setattr(module.asyncio, "sleep", sleep)
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+        give_own_time(monkeypatch, module, monotonic=lambda: self.now_s)
         monkeypatch.setattr(module.os, "_exit", exit_at_once)
 
     async def _wait(self) -> int:

@@ -61,7 +61,13 @@ def test_thread_that_dies_before_its_work_leaves_nothing_behind(
     had room any more.
     """
     monkeypatch.setattr(vital_work, "_BEGIN_S", 1)
-    monkeypatch.setattr(threading.Thread, dies_in, lambda _: None)
+    live = getattr(threading.Thread, dies_in)
+
+    def die(thread: threading.Thread) -> None:
+        if thread.name != "dies":
+            live(thread)
+
+    monkeypatch.setattr(threading.Thread, dies_in, die)
     work = Work()
     kept = weakref.ref(work)
     with pytest.raises(MemoryError, match="a new thread did not begin within 1 s"):
@@ -77,9 +83,12 @@ def test_thread_that_comes_too_late_does_nothing(monkeypatch: pytest.MonkeyPatch
     begin: Callable[[threading.Thread], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def begin_late(thread: threading.Thread) -> None:
-        given_up.wait(PATIENCE_S)
+        is_late = thread.name == "late"
+        if is_late:
+            given_up.wait(PATIENCE_S)
         begin(thread)
-        ended.set()
+        if is_late:
+            ended.set()
 
     monkeypatch.setattr(threading.Thread, "_bootstrap_inner", begin_late)
     work = Work()

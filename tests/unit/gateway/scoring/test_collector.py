@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from tests.collected_records import last_records
+from tests.own_time import give_own_time
 from tests.unit.collecting.collector_scene import HOUR_S, Scene, files_in
 
+from stoker.gateway.scoring import background_writer
 from stoker.gateway.scoring import collector as collector_module
 from stoker.gateway.scoring.collector import LARGEST_BODY_BYTES
 
@@ -171,8 +173,8 @@ def test_the_writer_rests_while_others_work(tmp_path: Path, monkeypatch: pytest.
         clock[0] += 2**-13
         return clock[0]
 
-    monkeypatch.setattr(collector_module.time, "thread_time", spend)
-    monkeypatch.setattr(threading.Event, "wait", lambda _, rest_s: rests.append(rest_s))
+    give_own_time(monkeypatch, background_writer, thread_time=spend)
+    monkeypatch.setattr(scene.collector._closing, "wait", rests.append)
     for _ in range(20):
         scene.ask(b"[]")
     assert len(scene.records()) == 20

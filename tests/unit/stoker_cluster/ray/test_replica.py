@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from tests.own_time import give_own_time
 from tests.patience import PATIENCE_S
 
 from stoker.errors import LoadFailed
@@ -108,7 +109,7 @@ def test_recreated_actor_tries_until_it_starts(
 
     pauses: list[float] = []
     monkeypatch.setattr(replica, "_end", end)
-    monkeypatch.setattr(replica.time, "sleep", pauses.append)
+    give_own_time(monkeypatch, replica, sleep=pauses.append)
     restarted.was_current_actor_reconstructed = True
     with pytest.raises(ProcessEnd):
         Replica(SPEC, 0)

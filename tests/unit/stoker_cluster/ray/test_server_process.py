@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.own_time import give_own_time
 
 from stoker.errors import LoadFailed
 from stoker_cluster.ray import child, server_process
@@ -46,7 +47,7 @@ class PuppetProcess:
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerProcess:
     """A server whose process is a puppet, and which is waited for without a pause."""
     monkeypatch.setattr(subprocess, "Popen", PuppetProcess)
-    monkeypatch.setattr(server_process.time, "sleep", lambda _: None)
+    give_own_time(monkeypatch, server_process, sleep=lambda _: None)
     return ServerProcess(("m.onnx",), "::1", 8081, tmp_path, {"STOKER_PRIMARY_KEY": "k"})
 
 

@@ -1,18 +1,18 @@
 """`stoker runs`, `experiments`, `targets`, and a dry submission: their output, without a process."""
 
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.own_time import give_own_time
 
 from stoker.cli import main
 from stoker.settings.workspace import Workspace
 from stoker_run.records import Recorder
 from stoker_run.run import Experiment, Run, RunWorkspace
 from stoker_runs.commands import run_output
+from stoker_runs.launch import runners
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState, Status
@@ -383,15 +383,10 @@ def test_ctrl_c_leaves_a_run_to_itself(
     """Exit status 130, and how to follow it again; before that, a line has the reason of the wait."""
     folder = make(workspace, 1, Status.QUEUED)
 
-    sleep = time.sleep
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
 
-    def interrupt(seconds: float) -> None:
-        # Threads that earlier tests have left, such as a script's watchdog, sleep on.
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        sleep(seconds)
-
-    monkeypatch.setattr(time, "sleep", interrupt)
+    give_own_time(monkeypatch, runners, sleep=interrupt)
     assert main(["runs", "logs", folder.id, "-f"]) == 130
     assert f"{folder.id} goes on; follow it with: stoker runs logs" in capsys.readouterr().err
     assert folder.cancel_request() is None

@@ -1,0 +1,24 @@
+"""A clock for the code under test alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+__all__ = ["give_own_time"]
+
+
+def give_own_time(
+    monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, **functions: Callable[..., Any]
+) -> None:
+    """Replace functions of `time` in these modules, which import it.
+
+    In `time` itself they would be replaced for all: threads that earlier tests have left, such as a script's
+    watchdog, would end of it, or be counted.
+    """
+    for module in modules:
+        monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))
