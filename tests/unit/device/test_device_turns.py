@@ -50,7 +50,9 @@ class Device:
 
 
 @pytest.fixture
-def device() -> Iterator[Device]:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A device whose processes may come as late for their turns as the threads of a busy machine do."""
+    monkeypatch.setattr(device_turns, "_PATIENCE_S", PATIENCE_S)
     with ExitStack() as stack:
         yield Device(stack)
 
@@ -177,10 +179,8 @@ def test_processes_take_turns(device: Device) -> None:
     assert wait_for(first) == 0
 
 
-def test_processes_share_by_their_models_weights(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_by_their_models_weights(device: Device) -> None:
     """Three that always want get the device by one to one to two, in three processes."""
-    # On a busy machine the thread of a process may come late for its turn.
-    monkeypatch.setattr(device_turns, "_PATIENCE_S", PATIENCE_S)
     models = [device.process().join(share, FACTS) for share in (1, 1, 2)]
     late = propose(latest_ms=-1)
     runs = [0, 0, 0]
@@ -214,6 +214,16 @@ def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
     assert wait_for(first) == 0
     first.give_back(0, 5 * MS)
     assert wait_for(second) == 0
+
+
+def test_a_process_that_does_not_come_is_passed_over(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be stopped while its batch has to begin first: the others go on after a moment."""
+    monkeypatch.setattr(device_turns, "_PATIENCE_S", 0.0)
+    first, stopped = device.process().join(1, FACTS), device.process().join(1, FACTS)
+    assert first.ask(propose(), device.clock()) == 0
+    stopped.slot.publish(propose(latest_ms=1))
+    first.give_back(0, 5 * MS, propose(latest_ms=900))
+    assert wait_for(first) == 0
 
 
 KILLED = """
