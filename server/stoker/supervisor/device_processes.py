@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 _END_TIMEOUT_S = 5.0
-_OWN_ALGEBRA: Final = ("onnx", "tensorflow", "torch")
-"""Frameworks that multiply matrices without NumPy."""
+_OWN_ALGEBRA: Final = ("onnx", "tensorflow")
+"""Frameworks that multiply matrices without OpenBLAS; PyTorch has it on ARM."""
 _PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_ARENA_MAX": "1"}
 """Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them.
 
