@@ -87,7 +87,7 @@ test: install $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST) -m "not long"
 
 test-servers: install  ## the tests of real servers that take longest: faults in turn, memory on demand, Azure's deployments
-	$(BIN)/python $(PYTEST) -m long tests
+	$(BIN)/python $(PYTEST) -m long
 
 # What is measured means nothing here, only that it is.
 test-bench: install  ## whole benches, each with its servers, as short as they can be

@@ -197,6 +197,7 @@ def use_memory(monkeypatch: pytest.MonkeyPatch, readings: Iterable[int]) -> None
     )
 
 
+@pytest.mark.long
 def test_memory_of_sessions_is_compared_without_that_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_memory_of_sessions_needs_a_model_with_several(
         assert "sizes memory" in bench.found.values
 
 
+@pytest.mark.long
 def test_models_on_demand_are_measured_beside_a_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +246,7 @@ def test_models_on_demand_are_measured_beside_a_loaded_one(
     assert note.startswith("4 models on demand: ")
 
 
+@pytest.mark.long
 def test_models_that_share_a_device_are_compared_and_its_loss_is_noticed(tmp_path: Path) -> None:
     """On the CPU, with two models."""
     bench = AcceptanceBench(quick(AcceptanceOptions("cpu")), tmp_path)
