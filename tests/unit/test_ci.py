@@ -203,7 +203,7 @@ def test_a_suite_fails_if_the_program_that_measures_it_is_killed(tmp_path: Path)
     assert (result.passed, result.processor_s) == (False, None)
 
 
-def test_what_is_too_long_for_one_suite_is_in_the_other() -> None:
+def test_long_tests_are_run_by_a_suite_of_their_own() -> None:
     """Both take the same folders: one test of `loadtests` was run by none."""
     commands = [line.partition("$(PYTEST)")[2] for line in MAKEFILE.splitlines()]
     assert {' -m "not long"', " -m long"} <= set(commands)
