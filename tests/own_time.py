@@ -13,12 +13,11 @@ __all__ = ["give_own_time"]
 
 
 def give_own_time(
-    monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, **functions: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]
 ) -> None:
-    """Replace functions of `time` in these modules, which import it.
+    """Replace functions of `time` in a module, which imports it.
 
     In `time` itself they would be replaced for all: threads that earlier tests have left, such as a script's
     watchdog, would end of it, or be counted.
     """
-    for module in modules:
-        monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))
+    monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))
