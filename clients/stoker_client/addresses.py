@@ -43,6 +43,11 @@ class Addresses:
         )
 
     @property
+    def encrypted(self) -> bool:
+        """Whether a server is reached by HTTPS."""
+        return any(url.scheme == "https" for url in self.urls)
+
+    @property
     def model(self) -> str | None:
         """The model that the scoring URI names; None if it names none.
 

@@ -99,9 +99,7 @@ class AsyncClient:
         self._renewing = anyio.Lock()
         self._clock = clock
         self._sleep = sleep
-        self._lanes = lanes_of(
-            httpx.AsyncClient, transport, event_loop, ca_file, on_loopback=self._addresses.on_loopback
-        )
+        self._lanes = lanes_of(httpx.AsyncClient, transport, self._addresses, event_loop, ca_file)
 
     async def __aenter__(self) -> Self:
         return self

@@ -104,9 +104,7 @@ class Client:
         self._provider, self._renewing = token_provider, threading.Lock()
         self._clock, self._sleep = clock, sleep
         self._closed = threading.Event()
-        self._lanes = lanes_of(
-            httpx.Client, transport, ca_file=ca_file, on_loopback=self._addresses.on_loopback
-        )
+        self._lanes = lanes_of(httpx.Client, transport, self._addresses, ca_file=ca_file)
 
     def __enter__(self) -> Self:
         return self

@@ -24,6 +24,8 @@ from typing import Any, Final, Generic, TypeVar
 import anyio.lowlevel
 import httpx
 
+from stoker_client.addresses import Addresses
+
 __all__ = ["Http", "Lanes", "event_loop", "lanes_of"]
 
 # About half the time after which proxies and load balancers commonly drop an idle connection without a word.
@@ -191,19 +193,18 @@ def _run_of_trio() -> object:
 def lanes_of(
     kind: Callable[..., Http],
     transport: Any,
+    addresses: Addresses,
     home: Callable[[], object] | None = None,
     ca_file: str | Path | None = None,
-    *,
-    on_loopback: bool,
 ) -> Lanes[Http]:
     """Make the lanes of a client.
 
     Args:
         kind: `httpx.Client` or `httpx.AsyncClient`.
         transport: The transport of all requests, with its own connections; None for one connection each.
+        addresses: The servers. On this machine's loopback a proxy from the environment is useless.
         home: As for `Lanes`.
         ca_file: The authorities that servers are trusted by; None for those of httpx, or of SSL_CERT_FILE.
-        on_loopback: Whether the server is on this machine's loopback, where a proxy from the environment is useless.
 
     Raises:
         ValueError: There are authorities, and a transport, which has its own.
@@ -211,12 +212,17 @@ def lanes_of(
     """
     if transport is not None and ca_file is not None:
         raise ValueError("give ca_file or transport: a transport has authorities of its own")
-    options = _http_options(on_loopback=on_loopback)
+    options = _http_options(on_loopback=addresses.on_loopback)
     if transport is not None:
         shared = kind(transport=transport, **options)
         return Lanes(lambda: shared, is_shared=True)
-    # Reading the certificates is what makes an httpx client slow to make.
-    verify = httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    # Reading the certificates is what makes an httpx client slow to make: 20 ms.
+    if ca_file is not None:
+        verify = ssl.create_default_context(cafile=ca_file)
+    elif addresses.on_loopback and not addresses.encrypted:
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    else:
+        verify = httpx.create_ssl_context()
     return Lanes(lambda: kind(verify=verify, **options), home)
 
 

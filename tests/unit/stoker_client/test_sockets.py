@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
+import httpx
 import numpy as np
 import pytest
 from tests.patience import PROGRAM_S
@@ -237,6 +238,16 @@ def test_loopback_bypasses_the_proxy(serve: Serve, monkeypatch: pytest.MonkeyPat
     server = serve(like_stoker)
     with Client(server.uri, KEY, retries=0) as client:
         assert client.score(ROWS).shape == (2,)
+
+
+def test_plain_loopback_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is encrypted there, and to read the authorities takes 20 ms for each client."""
+    made: list[str] = []
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: made.append(uri) or True)
+    uris = ("http://127.0.0.1/score", "https://127.0.0.1/score", "http://stoker.invalid/score")
+    for uri in uris:
+        Client(uri).close()
+    assert made == [*uris[1:]]
 
 
 def test_a_proxy_of_the_environment_is_used_elsewhere(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
