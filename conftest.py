@@ -22,6 +22,8 @@ TOGETHER: Final = (
         "tests/unit/isolation/test_tensorflow_analysis.py",
         "tests/unit/runtimes/test_saved_models.py",
         "tests/unit/runtimes/test_text.py",
+        "tests/unit/samples/test_samples.py",
+        "tests/unit/wire/test_tfs_examples.py",
     ),
 )
 """Files that share what is dear: servers of the whole session; TensorFlow, which each process imports for seconds."""

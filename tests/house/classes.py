@@ -17,7 +17,7 @@ def widths_of_classes(modules: Iterable[Module]) -> list[tuple[int, str]]:
     widths = [
         (len(attributes), f"{module.path}: {node.name}")
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and (attributes := set(_assigned_attributes(node)))
     ]
     return sorted(widths, key=lambda width: (-width[0], width[1]))

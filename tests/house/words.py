@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 from tests.house.sources import Module
@@ -19,32 +20,33 @@ _QUESTION: Final = re.compile(r"\s*(What|Which|Who|Whose|Whoever|Whatever)\b(?!.
 """A beginning that makes a sentence a riddle, unless it is a question."""
 _QUESTION_IN_COMMENT: Final = re.compile(f"#{_QUESTION.pattern}")
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_NAMES: Final[dict[type[ast.AST], str]] = {
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+    ast.arg: "arg",
+    ast.Name: "id",
+    ast.Attribute: "attr",
+}
+"""The nodes that define a name, and their field with it."""
 
 
 def find_riddles_in_names(module: Module) -> Iterator[str]:
     """Yield the place of each name of a function, class, argument, variable or attribute with such a word."""
     for node in module.nodes:
-        name, line = _defined_name(node)
-        if not name:
+        field = _NAMES.get(type(node))
+        if field is None or isinstance(getattr(node, "ctx", None), ast.Load):
             continue
-        words = re.findall("[a-z]+", re.sub("([A-Z])", r" \1", name).lower())
+        name = getattr(node, field)
+        words = _words_of(name)
         is_bare = isinstance(node, _DEFINITIONS) and len(words) == 1 and words[0] in _PARTICIPLES
         if is_bare or not _RIDDLES.isdisjoint(words) or name.startswith("test_that_"):
-            yield f"{module.path}:{line}: {name}"
+            yield f"{module.path}:{node.lineno}: {name}"
 
 
-def _defined_name(node: ast.AST) -> tuple[str, int]:
-    """Return the name that a node of a tree defines, and its line; an empty name if it defines none."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return node.name, node.lineno
-        case ast.arg():
-            return node.arg, node.lineno
-        case ast.Name(ctx=ast.Store()):
-            return node.id, node.lineno
-        case ast.Attribute(ctx=ast.Store()):
-            return node.attr, node.lineno
-    return "", 0
+@cache
+def _words_of(name: str) -> list[str]:
+    return re.findall("[a-z]+", re.sub("([A-Z])", r" \1", name).lower())
 
 
 def find_riddles_in_texts(module: Module) -> Iterator[str]:

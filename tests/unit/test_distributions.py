@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -17,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
+import grimp
 import pytest
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
@@ -144,16 +143,19 @@ def with_needs(names: set[str]) -> set[str]:
     return found
 
 
+@functools.cache
+def all_imports() -> grimp.ImportGraph:
+    return grimp.build_graph(*PROJECTS, include_external_packages=True, cache_dir=None)
+
+
 def imported_modules(name: str) -> set[str]:
     """The top of each module of other projects that a distribution imports, at the top or in a function."""
-    folder = Path(str(importlib.import_module(name).__file__)).parent
-    found = set()
-    for file in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+    modules = {name, *all_imports().find_descendants(name)}
+    found = {
+        imported.partition(".")[0]
+        for module in modules
+        for imported in all_imports().find_modules_directly_imported_by(module)
+    }
     return {
         each
         for each in found

@@ -1,5 +1,6 @@
 """The figures of `make house`: each counts as it says."""
 
+import ast
 import gc
 import re
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from tests.house.classes import widths_of_classes
 from tests.house.code_lines import count_code_lines
 from tests.house.decisions import decisions_by_number, linked_decisions
 from tests.house.headings import find_headings
-from tests.house.sources import Module, modules, product_modules
+from tests.house.sources import PACKAGES, Module, modules, product_modules
 from tests.house.words import find_riddles_in_names, find_riddles_in_texts
 
 
@@ -83,6 +84,19 @@ def test_no_class_has_more_than_15_attributes() -> None:
     """Plain records, which only hold their fields, may have more."""
     wide = {name for width, name in widths_of_classes(product_modules()) if width > 15}
     assert wide == WIDE_CLASSES
+
+
+def test_modules_import_no_private_names_of_each_other() -> None:
+    """A name that another module imports has no underscore."""
+    private = [
+        f"{module.path}:{node.lineno}: {alias.name}"
+        for module in product_modules()
+        for node in module.nodes
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in PACKAGES
+        for alias in node.names
+        if alias.name.startswith("_") and alias.name != "__version__"
+    ]
+    assert private == []
 
 
 def test_code_names_each_decision_that_binds_it() -> None:

@@ -1,6 +1,5 @@
 """The package as a whole: what its modules import and export."""
 
-import ast
 import importlib
 import inspect
 import json
@@ -76,19 +75,6 @@ def test_the_decorator_costs_a_script_nothing() -> None:
     """`import stoker` in an entry script imports none of the server's dependencies."""
     third_party = {"numpy", "orjson", "yaml", "prometheus_client", "simdjson", "tqdm"} | HTTP | FRAMEWORKS
     assert not imported_by("stoker") & third_party
-
-
-def test_modules_import_no_private_names_of_each_other() -> None:
-    """A name that another module imports has no underscore."""
-    private = {
-        f"{name} imports {node.module}.{alias.name}"
-        for name in MODULES
-        for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(name))))
-        if isinstance(node, ast.ImportFrom) and node.module in MODULES
-        for alias in node.names
-        if alias.name.startswith("_")
-    }
-    assert not private
 
 
 @pytest.mark.parametrize("name", MODULES)
