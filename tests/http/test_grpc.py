@@ -347,19 +347,18 @@ def test_a_lost_caller_frees_its_rows(served: Served, client: triton.InferenceSe
         headers=KEY,
     )
     wait_until(lambda: served.gate.entered, "the script has the first row")
-    with pytest.raises(InferenceServerException) as error:
-        infer(client, "batched", make_input(name, rows, "FP32"), client_timeout=0.3)
-    assert error.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
-    def count_given_up() -> float:
-        # Its deadline passes on both sides at once.
-        statuses = ("499", "504")
-        return sum(
+    def has_given_up() -> bool:
+        # A request whose deadline passes before it arrives is not counted; on both sides it passes at once.
+        with pytest.raises(InferenceServerException) as error:
+            infer(client, "batched", make_input(name, rows, "FP32"), client_timeout=0.3)
+        assert error.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+        return any(
             served.server.metric("stoker_requests_total", model="batched", status=status)
-            for status in statuses
+            for status in ("499", "504")
         )
 
-    wait_until(lambda: count_given_up() == 1, "the request is counted as given up")
+    wait_until(has_given_up, "a request is counted as given up")
     served.gate.open()
     result, error_of_first = first.get(timeout=PATIENCE_S)
     assert error_of_first is None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.own_time import give_own_time
 
 from stoker.scripts import server_calls
 from stoker.scripts.server_calls import CallFailed, OwnServer, call_model, connect, is_ready, on_behalf_of
@@ -65,8 +66,9 @@ def test_a_call_names_the_waiting_models(listener: socket.socket) -> None:
     assert b'"stoker_callers":"first:1/net:1"' in heads[0]
 
 
-def test_a_call_ends_with_its_request(listener: socket.socket) -> None:
+def test_a_call_ends_with_its_request(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call does not begin after the deadline, and waits no longer than that or its timeout."""
+    give_own_time(monkeypatch, server_calls, monotonic=lambda: 1000.0)
     with on_behalf_of([], 0), pytest.raises(CallFailed, match="no time left to call net"):
         call()
     with on_behalf_of([], 20), pytest.raises(CallFailed, match="net cannot be called: timed out"):

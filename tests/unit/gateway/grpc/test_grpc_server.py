@@ -25,7 +25,7 @@ from tests.unit.gateway.grpc.stage import (
     until,
 )
 
-from stoker.gateway.grpc import open_connections, server
+from stoker.gateway.grpc import open_connections
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.tls import TlsListener
@@ -33,16 +33,14 @@ from stoker.gateway.listeners.tls import TlsListener
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
 
-async def test_an_old_connection_answers_its_calls_and_gets_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_old_connection_answers_its_calls_and_gets_no_more() -> None:
     """Later calls of the same caller come on another connection."""
-    monkeypatch.setattr(server, "_SWEEP_S", 0.02)
-    async with staged(connection_age_s=0.05) as stage:
+    async with staged(connection_age_s=1000) as stage:
         stage.infer.gate = asyncio.Event()
         running = asyncio.ensure_future(stage.infers(1, 2))
         await stage.infer.has_begun()
         (first,) = stage.server.connections
+        stage.server.connections.check(asyncio.get_running_loop().time() + 2000)
         await until(lambda: first.http.settled, "its caller has got a GOAWAY")
         stage.infer.gate.set()
         assert numbers_of(await running) == [2, 4]
