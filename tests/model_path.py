@@ -40,8 +40,7 @@ def install(path, first, last):
         return type(value).__name__ in FORMS
 
     def module_of(frame):
-        name = frame.f_globals.get("__name__", "")
-        return getattr(frame.f_globals.get("__spec__"), "name", name) if name == "__main__" else name
+        return frame.f_globals.get("__name__", "")
 
     def trace(frame, event, argument):
         code, module = frame.f_code, module_of(frame)

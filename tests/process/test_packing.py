@@ -40,6 +40,7 @@ from stoker.deployment import Deployment
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor import device_processes
+from stoker.system import module_process
 from stoker.system.logs import log_settings
 from stoker.system.resources import private_memory
 
@@ -121,10 +122,12 @@ class Device:
     def __init__(self, model: Deployment) -> None:
         self._channel: ControlChannel[ToDevice, FromDevice]
         self._channel, far = ControlChannel.pair(SUPERVISOR_END)
-        command = [sys.executable, "-P", "-m", "stoker.device.process", "--control-fd", str(far.fileno())]
+        command = [sys.executable, "-P", "-m", module_process.__name__, "stoker.device.process"]
         with far:
             self.process = subprocess.Popen(
-                command, pass_fds=[far.fileno()], env=os.environ | device_processes._PACKING
+                [*command, "--control-fd", str(far.fileno())],
+                pass_fds=[far.fileno()],
+                env=os.environ | device_processes._PACKING,
             )
         fds = [MetricMemory.create(), os.memfd_create("turns")]
         start = StartDevice(

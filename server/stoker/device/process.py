@@ -1,7 +1,7 @@
 """The device process: one device, the models on it, a thread for each instance of a model.
 
-Started by the supervisor as `python -m stoker.device.process --control-fd N`. Their messages are in
-`stoker.control.device_messages`. The process ends when the control channel does.
+The supervisor starts it with `--control-fd N`. Their messages are in `stoker.control.device_messages`. The process
+ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -320,7 +320,3 @@ def main() -> int:
     if process.runs_script:
         leave_script_process(end)
     end()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The frontend process: HTTP in, rows out. The supervisor runs this module with `--control-fd N`.
+"""The frontend process: HTTP in, rows out. The supervisor starts it with `--control-fd N`.
 
 The messages between the two are in `stoker.control.frontend_messages`. The process ends when the control channel
 does.
@@ -230,7 +230,3 @@ def main() -> None:
     # checks this.
     np.seterr(over="raise")
     uvloop.run(_serve(args.control_fd))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 
 from stoker.control.channel import Codec, ControlChannel
 from stoker.environments.variables import variables_for
+from stoker.system import module_process
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, ExitCode, be_expendable
 from stoker.system.resources import MemoryKills
@@ -75,7 +76,7 @@ class Child(Generic[_Sent, _Received]):
         variables: Mapping[str, str] = MappingProxyType({}),
         expendable: int = 100,
     ) -> Child[_Sent, _Received]:
-        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is handled by the supervisor.
+        """Run a module with `--control-fd N` in a session of its own: Ctrl-C is handled by the supervisor.
 
         Its environment is this process's with `variables` added, `defaults` where it has none, and keys removed:
         frontends get keys by message, and an entry script that prints its environment must not print them into the
@@ -90,6 +91,7 @@ class Child(Generic[_Sent, _Received]):
                 # A folder of the operator must not take precedence over the installed packages.
                 "-P",
                 "-m",
+                module_process.__name__,
                 module,
                 "--control-fd",
                 str(far.fileno()),
