@@ -28,7 +28,7 @@ _NAMES: Final[dict[type[ast.AST], str]] = {
     ast.Name: "id",
     ast.Attribute: "attr",
 }
-"""The nodes that define a name, and their field with it."""
+"""The nodes that define a name, unless they read it, and their field with it."""
 
 
 def find_riddles_in_names(module: Module) -> Iterator[str]:

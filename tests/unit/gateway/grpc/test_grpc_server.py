@@ -35,12 +35,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
 async def test_an_old_connection_answers_its_calls_and_gets_no_more() -> None:
     """Later calls of the same caller come on another connection."""
-    async with staged(connection_age_s=1000) as stage:
+    async with staged(connection_age_s=30) as stage:
         stage.infer.gate = asyncio.Event()
         running = asyncio.ensure_future(stage.infers(1, 2))
         await stage.infer.has_begun()
         (first,) = stage.server.connections
-        stage.server.connections.check(asyncio.get_running_loop().time() + 2000)
+        stage.server.connections.check(asyncio.get_running_loop().time() + 50)
         await until(lambda: first.http.settled, "its caller has got a GOAWAY")
         stage.infer.gate.set()
         assert numbers_of(await running) == [2, 4]
