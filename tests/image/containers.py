@@ -134,4 +134,7 @@ class Container:
 
 
 def _program(command: Sequence[str]) -> str:
-    return command[command.index("-m") + 1] if "-m" in command else Path(command[1]).name
+    if "-m" not in command:
+        return Path(command[1]).name
+    module, *arguments = command[command.index("-m") + 1 :]
+    return arguments[0] if module == "stoker.system.module_process" else module
