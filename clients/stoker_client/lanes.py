@@ -212,14 +212,15 @@ def lanes_of(
     """
     if transport is not None and ca_file is not None:
         raise ValueError("give ca_file or transport: a transport has authorities of its own")
-    options = _http_options(on_loopback=addresses.on_loopback)
+    on_loopback = addresses.on_loopback
+    options = _http_options(on_loopback=on_loopback)
     if transport is not None:
         shared = kind(transport=transport, **options)
         return Lanes(lambda: shared, is_shared=True)
-    # Reading the certificates is what makes an httpx client slow to make: 20 ms.
     if ca_file is not None:
         verify = ssl.create_default_context(cafile=ca_file)
-    elif addresses.on_loopback and not addresses.encrypted:
+    elif on_loopback and not addresses.encrypted:
+        # Nothing is encrypted, by no proxy either; to read the certificates takes 20 ms.
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         verify = httpx.create_ssl_context()

@@ -127,7 +127,7 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
         _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 2), }", bytes(8)),
     ),
     "arrays whose header is code": ("arrays", _npy("__import__('os').getpid()")),
-    "arrays whose header is deep": ("arrays", _npy("(" * 1000)),
+    "arrays whose header is deep": ("arrays", _npy("(" * 9000)),
     "arrays whose header is cut": (
         "arrays",
         (b"\x93NUMPY\x01\x00\xff\xff{", {"content-type": "application/x-npy"}),

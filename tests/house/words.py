@@ -28,14 +28,14 @@ _NAMES: Final[dict[type[ast.AST], str]] = {
     ast.Name: "id",
     ast.Attribute: "attr",
 }
-"""The nodes that define a name, unless they read it, and their field with it."""
+"""The nodes that define a name, unless they read or delete it, and their field with it."""
 
 
 def find_riddles_in_names(module: Module) -> Iterator[str]:
     """Yield the place of each name of a function, class, argument, variable or attribute with such a word."""
     for node in module.nodes:
         field = _NAMES.get(type(node))
-        if field is None or isinstance(getattr(node, "ctx", None), ast.Load):
+        if field is None or isinstance(getattr(node, "ctx", None), ast.Load | ast.Del):
             continue
         name = getattr(node, field)
         words = _words_of(name)

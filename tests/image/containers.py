@@ -13,6 +13,8 @@ from tests.image.podman import Podman
 from tests.live_server import PRIMARY, free_port, wait_until
 from tests.patience import PROGRAM_S
 
+from stoker.system import module_process
+
 __all__ = ["RESTRICTED", "Container"]
 
 RESTRICTED: Final = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
@@ -137,4 +139,4 @@ def _program(command: Sequence[str]) -> str:
     if "-m" not in command:
         return Path(command[1]).name
     module, *arguments = command[command.index("-m") + 1 :]
-    return arguments[0] if module == "stoker.system.module_process" else module
+    return arguments[0] if module == module_process.__name__ else module

@@ -23,7 +23,7 @@ from stoker.settings.files import MOST_BYTES, parse_json, read_json, settings_te
 from stoker.settings.yaml_files import read_yaml
 from stoker.tensors import TensorInfo
 
-DEEP = 20_000
+DEEP = 100_000
 BOMB = "a0: &a0 [x]\n" + "".join(
     f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 12)
 )

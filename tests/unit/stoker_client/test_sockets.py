@@ -247,7 +247,7 @@ def test_plain_loopback_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -
     uris = ("http://127.0.0.1/score", "https://127.0.0.1/score", "http://stoker.invalid/score")
     for uri in uris:
         Client(uri).close()
-    assert made == [*uris[1:]]
+    assert made == list(uris[1:])
 
 
 def test_a_proxy_of_the_environment_is_used_elsewhere(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
