@@ -6,9 +6,12 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 # Workers and all processes that tests start: each thread of OpenBLAS spins for 0.1 s when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -45,6 +48,9 @@ settings.register_profile("long", settings.get_profile("patient"), max_examples=
 settings.register_profile(
     "hunt", settings.get_profile("patient"), derandomize=False, max_examples=1000, print_blob=True
 )
+# Otherwise examples come from the constants of all modules that tests before have loaded too, and a test that failed
+# would pass when it is run alone. Hypothesis has no setting for it.
+patch.object(providers, "_get_local_constants", Constants).start()
 
 
 def pytest_configure() -> None:
