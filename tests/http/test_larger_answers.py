@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, wait_until
 from tests.patience import PROGRAM_S
 
 NUMBERS = 20_000_000
@@ -34,6 +35,11 @@ def test_an_answer_that_is_larger_than_its_row_is_not_lost(tmp_path: Path) -> No
     with LiveServer(tmp_path, model, "--frontends", "1", "--max-body-mb", "1") as server:
         tensor = {"name": "count", "shape": [1], "datatype": "INT64", "data": [NUMBERS]}
         request = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+
+        def more_batches(than: int) -> float:
+            batches = server.metric("stoker_batch_rows_count", model="repeater")
+            return batches if batches > than else 0
+
         for runs in (2, 3):
             answer = httpx.post(
                 f"http://127.0.0.1:{server.port}/v2/models/repeater/infer",
@@ -47,6 +53,8 @@ def test_an_answer_that_is_larger_than_its_row_is_not_lost(tmp_path: Path) -> No
             numbers = np.frombuffer(answer.content, "<f4", offset=head)
             assert len(numbers) == NUMBERS
             assert (numbers == 0.5).all()
-            assert server.metric("stoker_batch_rows_count", model="repeater") == runs
+            # A batch is counted when its answer has left.
+            counted = wait_until(partial(more_batches, runs - 1), "the batch is counted")
+            assert counted == runs
         assert server.metric("stoker_requests_total", model="repeater", status="200") == 2
         assert server.metric("stoker_rows_in_flight", model="repeater") == 0

@@ -61,10 +61,14 @@ def test_batches_in_flight_outlive_a_frontend_and_a_drain(server: LiveServer) ->
         outcomes = callers.stop()
     assert all(outcome.right for outcome in outcomes if outcome.status)
     assert server.device_pids() == [device]
-    batches = server.metric("stoker_batch_rows_count", model="doubler")
-    rows = server.metric("stoker_batch_rows_sum", model="doubler")
-    computed_s = server.metric("stoker_stage_seconds_sum", model="doubler", stage="compute")
-    assert computed_s == pytest.approx(0.002 * batches + 0.000_02 * rows, rel=0.001)
+
+    def times_are_those_of_batches() -> bool:
+        batches = server.metric("stoker_batch_rows_count", model="doubler")
+        rows = server.metric("stoker_batch_rows_sum", model="doubler")
+        computed_s = server.metric("stoker_stage_seconds_sum", model="doubler", stage="compute")
+        return computed_s == pytest.approx(0.002 * batches + 0.000_02 * rows, rel=0.001)
+
+    wait_until(times_are_those_of_batches, "all batches are counted, which is when their answers have left")
     with Callers(server.port, scored(server.key), kept_alive=24) as callers:
         wait_until(lambda: callers.answered(500), "the load runs")
         server.signal(signal.SIGTERM)
