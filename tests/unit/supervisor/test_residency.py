@@ -23,6 +23,7 @@ from stoker.gpu.facts import GpuMemory
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import Footprint, Footprints
+from stoker.settings.versions import ON_DEMAND
 from stoker.supervisor import device_memory
 from stoker.supervisor import residency as module
 from stoker.supervisor.catalogue import Catalogue
@@ -203,6 +204,8 @@ def test_unused_models_leave_for_requested_ones(play: Callable[..., None]) -> No
         await stage.residency.wake("c", 1)
         assert stage.fleet.log == ["load a", "load b", "unload b", "load c"]
         assert stage.fleet.residence("b") == "unloaded"
+        reasons = [model.versions[1].status.reason for model in stage.catalogue.models.values()]
+        assert reasons == ["", ON_DEMAND, ""]
         assert stage.catalogue.models["b"].default == 1, "its names mean it all the same"
         totals = stage.memory.totals().on_demand()
         assert (totals.loads, totals.evictions["room"]) == (3, 1)

@@ -1,6 +1,7 @@
 """`stoker runs`, `experiments`, `targets`, and a dry submission: their output, without a process."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,12 @@ def test_run_without_output_shows_its_error(workspace: Workspace, capsys: pytest
 def test_durations_are_as_long_as_people_read_them(took_ms: int, text: str) -> None:
     """Seconds, minutes, hours."""
     assert run_output.duration_text(5, 5 + took_ms) == text
+
+
+def test_times_are_read_by_people() -> None:
+    """To the second, without the zone, which is the machine's; `-` for none."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", run_output.time_text(1_700_000_000_999))
+    assert run_output.time_text(None) == "-"
 
 
 def test_a_snapshot_is_restored_to_a_new_folder_alone(

@@ -86,9 +86,13 @@ def test_data_sets_have_versions(workspace: Workspace, capsys: pytest.CaptureFix
     assert main([*register, other]) == 2
     assert "--new-version" in capsys.readouterr().err
     assert main([*register, other, "--new-version"]) == 0
-    for words in (["list"], ["list", "--json"], ["show", "digits"], ["show", "digits", "--json"]):
+    for words in (["list"], ["list", "--json"], ["show", "digits"]):
         assert main(["datasets", *words]) == 0
     shown = capsys.readouterr().out
+    assert main(["datasets", "show", "digits", "--json"]) == 0
+    as_json = capsys.readouterr().out
+    assert [one["version"] for one in json.loads(as_json)] == [1, 2]
+    shown += as_json
     assert ("secret" in shown, "https://host/digits.csv" in shown, "Digits." in shown) == (False, True, True)
     assert main(["datasets", "register", "more", "nostore/x"]) == 2
     assert main(["datasets", "show", "digit"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import InvalidSettings, OperatorError
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.registration import register_model, register_requested
@@ -70,6 +70,16 @@ def test_a_model_is_registered_with_no_other_framework_than_the_named(
         register_model(workspace, folder, "digits", "outputs/model.pkl", framework="onnx")
     registered = register_model(workspace, folder, "digits", "outputs/model.pkl")
     assert (registered.framework, registered.version) == ("files", 1)
+
+
+def test_a_damaged_model_is_kept_as_files_unless_its_framework_is_named(
+    workspace: Workspace, folder: RunFolder
+) -> None:
+    """An entry script may know what to do with it."""
+    (folder.outputs / "model.onnx").write_bytes(b"weights")
+    with pytest.raises(LoadFailed):
+        register_model(workspace, folder, "digits", "outputs/model.onnx", framework="onnx")
+    assert register_model(workspace, folder, "digits", "outputs/model.onnx").framework == "files"
 
 
 def test_a_script_says_that_its_pickle_is_scikit_learns(workspace: Workspace, folder: RunFolder) -> None:

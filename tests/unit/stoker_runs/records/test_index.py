@@ -147,6 +147,8 @@ def test_conditions_choose_and_keys_sort(index: RunIndex, make_run: MakeRun) -> 
     assert chosen("created > 2023-11-14") == ["1", "2", "3", "4"]
     assert [run.tags["lr"] for run in SortKey("-accuracy").sort(runs)] == ["4", "1", "2", "3"]
     assert [run.tags["lr"] for run in SortKey("created").sort(runs)] == ["1", "2", "3", "4"]
+    # Runs that ended before they began have no duration.
+    assert [run.tags["lr"] for run in SortKey("duration").sort(runs)] == ["4", "3", "2", "1"]
     assert [condition.metric for condition in read_conditions("accuracy > 1 and id = x")] == [
         "accuracy",
         None,

@@ -9,7 +9,7 @@ from stoker.system.durable import Copied
 from stoker_base.trees import remove_tree
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records import snapshots
-from stoker_runs.records.snapshots import SnapshotStore, source_files
+from stoker_runs.records.snapshots import Snapshot, SnapshotStore, source_files
 
 
 def write(folder: Path, **files: str) -> None:
@@ -208,6 +208,24 @@ def test_a_file_that_changes_during_the_snapshot_is_reported(
     assert "and one more" in (store.path(first.digest) / "grows.log").read_text()
     monkeypatch.setattr(snapshots, "copy_regular", copy)
     assert store.take(source).changed == ()
+    assert [path.name for path in (store.folder / ".staging").iterdir()] == [".lock"]
+
+
+def test_another_process_may_take_the_same_snapshot_meanwhile(
+    source: Path, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is there first is kept."""
+    taken: list[Snapshot] = []
+    link = Path.hardlink_to
+
+    def link_later(path: Path, content: Path) -> None:
+        monkeypatch.undo()
+        taken.append(store.take(source))
+        link(path, content)
+
+    monkeypatch.setattr(Path, "hardlink_to", link_later)
+    assert store.take(source).digest == taken[0].digest
+    assert names(store.path(taken[0].digest)) == {"train.py", "lib/tool.py", "data/big.bin"}
     assert [path.name for path in (store.folder / ".staging").iterdir()] == [".lock"]
 
 

@@ -342,6 +342,27 @@ def test_files_belong_to_the_user(
     assert ContainerProgram(kind, kind, rootless=rootless).user() == user
 
 
+@pytest.mark.parametrize(
+    ("name", "pulled"),
+    [
+        ("python:3.11", "docker.io/library/python:3.11"),
+        ("org/image", "docker.io/org/image"),
+        ("localhost/image", "localhost/image"),
+        ("registry:5000/image", "registry:5000/image"),
+        ("ghcr.io/org/image", "ghcr.io/org/image"),
+    ],
+)
+def test_podman_pulls_from_dockers_registry_where_the_name_has_none(
+    docker: Docker, tmp_path: Path, name: str, pulled: str
+) -> None:
+    """As docker does by itself."""
+    docker.answers(image="exit 1", pull="exit 1")
+    podman = ContainerProgram(str(docker.folder / "docker"), "podman")
+    with pytest.raises(EngineFailure):
+        Image.obtain(podman, ContainerSettings(name), tmp_path, lambda _: None)
+    assert f"pull {pulled}" in docker.commands
+
+
 def test_a_mount_takes_each_name() -> None:
     """A comma is one of the name's own letters."""
     assert mount(Path('/a,b"'), "/x", readonly=True)[1] == 'type=bind,"source=/a,b""",target=/x,readonly'
