@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import msgspec
+import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, metric_memory
@@ -19,7 +20,7 @@ from stoker import errors
 from stoker.errors import InvalidInput, ModelFailed, Overloaded, StokerError
 from stoker.errors import Refusal as ToldRefusal
 from stoker.gateway.grpc import infer, services
-from stoker.gateway.grpc.messages import SERVICE, message
+from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.metadata import status_of
 from stoker.gateway.rows.urgency import Quotas
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -29,6 +30,7 @@ from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
+from stoker.wire.http2.frames import STREAM_WINDOW_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
@@ -402,6 +404,28 @@ async def test_a_stream_has_so_many_requests_under_way(monkeypatch: pytest.Monke
         stage.infer.gate.set()
         assert [reply.infer_response.id async for reply in stream] == list("012345678")
         assert stage.infer.most_under_way <= 3
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_a_stream_is_answered_beyond_the_window_of_its_sender(algorithm: Any) -> None:
+    """The server gives room again also after it let the sender wait, while it decompressed or was busy."""
+    count, rows_each = 40, 7000
+    numbers = np.random.default_rng(1).random((count, rows_each, 2), "f4")
+    assert numbers.nbytes > 2 * STREAM_WINDOW_BYTES
+    async with staged() as stage:
+        stream = stage.method("ModelStreamInfer")(metadata=BEARER, compression=algorithm, timeout=PATIENCE_S)
+
+        async def send() -> None:
+            for one in numbers:
+                request = ModelInferRequest(model_name="digits", raw_input_contents=[one.tobytes()])
+                request.inputs.add(name="x", datatype="FP32", shape=one.shape)
+                await stream.write(request)
+            await stream.done_writing()
+
+        sending = asyncio.ensure_future(send())
+        answers = [reply.infer_response.raw_output_contents[0] async for reply in stream]
+        await sending
+        assert answers == [(2 * one).tobytes() for one in numbers]
 
 
 async def test_a_stream_that_is_cancelled_gives_its_rows_up() -> None:
