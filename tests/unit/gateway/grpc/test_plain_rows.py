@@ -95,7 +95,9 @@ def test_each_row_is_answered_with_its_own_numbers_and_id(
     assert list(map(content_of, caller.ask(*requests))) == expected
     assert caller.joined.exchange.idle
     caller.service.metrics.flush()
-    assert caller.memory.totals().model(0).stage_ns()["total"][0] == 6
+    stages_ns = caller.memory.totals().model(0).stage_ns()
+    assert stages_ns["parse"][0] == stages_ns["total"][0] == 6
+    assert stages_ns["parse"][1] <= stages_ns["total"][1]
 
 
 def test_answers_are_as_each_request_wants_them(caller: Caller) -> None:

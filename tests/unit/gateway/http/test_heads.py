@@ -1,4 +1,4 @@
-"""Checks of the head of a request: its host."""
+"""The head of a request: the check of its host, and what a script sees of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gateway.http.requests import AllowedHosts
+from stoker.gateway.http.requests import AllowedHosts, request_head
 from stoker.settings.loading import load_settings
 from stoker.supervisor.frontend_starts import answered_hosts
 
@@ -82,3 +82,25 @@ def test_without_keys_only_own_names_are_answered(
     file = tmp_path / "deployment.yaml"
     file.write_text(f"{header}\nmodels: []\n")
     assert answered_hosts(load_settings({}, {}, file, ())) == hosts
+
+
+@pytest.mark.parametrize("raw_path", [b"/score%2f~", None])
+def test_a_script_sees_the_path_as_it_was_sent(raw_path: bytes | None) -> None:
+    """If only the decoded path is known, it is encoded."""
+    scope = {
+        "method": "POST",
+        "path": "/score/~",
+        "query_string": b"a=%20",
+        "headers": [],
+        "client": ("10.0.0.1", 1),
+    }
+    head = request_head({**scope, "raw_path": raw_path}, None)
+    assert head.path == ("/score/~" if raw_path is None else "/score%2f~")
+    assert (head.method, head.query, head.remote) == ("POST", "a=%20", "10.0.0.1")
+
+
+def test_an_inflated_body_appears_as_if_it_was_sent_so() -> None:
+    """Its length is that of the inflated body, and nothing says how it was compressed."""
+    headers = [(b"content-encoding", b"gzip"), (b"content-length", b"9"), (b"x-own", b"1")]
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": headers}
+    assert request_head(scope, 1234).headers == [("x-own", "1"), ("content-length", "1234")]
