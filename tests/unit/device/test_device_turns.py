@@ -117,9 +117,9 @@ def test_model_that_gives_back_its_turn_competes_for_the_next(device: Device) ->
 
 
 def test_a_pause_earns_no_credit(device: Device) -> None:
-    """A model that comes back begins at the least usage of the others, and has no run of turns."""
+    """A model that comes back begins at the least usage of those that run, and has no run of turns."""
     turns = device.process()
-    busy, idle = turns.join(1, FACTS), turns.join(1, FACTS)
+    busy, idle, _never_run = (turns.join(1, FACTS) for _ in range(3))
     late = propose(latest_ms=-1)
     number = busy.ask(late, device.clock())
     for _ in range(20):
