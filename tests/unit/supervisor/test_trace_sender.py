@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker.errors import InvalidSettings
 from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
@@ -79,6 +80,18 @@ def test_lost_spans_are_counted_and_warned_of_rarely(fd: int, caplog: pytest.Log
     assert counts == [(0, 2)] * 3
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("traces of 2 requests were dropped")
+
+
+def test_the_end_sends_the_rest(fd: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Without waiting for the next turn of its thread."""
+    receiver = Receiver()
+    sender = TraceSender(TraceReader(fd), receiver, lambda *_: None)
+    sender.start()
+    write(fd, 1)
+    sender.close(timeout_s=PATIENCE_S)
+    assert sum(receiver.sent) == 6
+    assert not caplog.messages
+    assert not receiver.given_up.is_set()
 
 
 def test_the_end_waits_for_nobody(fd: int) -> None:
