@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.contract.in_process import InProcessGrpcServer, script
 from tests.patience import PATIENCE_S
 
@@ -125,6 +126,18 @@ def test_predict(server: InProcessGrpcServer) -> None:
         assert answer.model_spec.name == "model"
         assert answer.model_spec.version.value == 1
         assert answer.model_spec.signature_name == "embed"
+
+
+def test_a_version_is_called_by_its_label(server: InProcessGrpcServer) -> None:
+    """The answer has its number."""
+    model = server.gateway.directory.models["model"]
+    server.gateway.route("model", replace(model, labels={"stable": "1"}))
+    try:
+        answer = ask(server, "Predict", predict(version_label="stable"))
+        assert answer.outputs["more"].float_val == [2, 3, 4, 5]
+        assert answer.model_spec.version.value == 1
+    finally:
+        server.gateway.route("model", model)
 
 
 def test_outputs_are_filtered(server: InProcessGrpcServer) -> None:

@@ -215,6 +215,30 @@ def test_the_reader_decodes_as_the_loop_does(native: bool, monkeypatch: pytest.M
     assert answers[0][0] == (200, b"[[2.0,4.0],[6.0,8.0]]")
 
 
+def test_the_reader_decodes_several_inputs() -> None:
+    """Each from where it lies in the memory that both share."""
+    signature = Signature((*ROWS.inputs, TensorSpec("z", "int64", (1,))), ROWS.outputs)
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]},
+        {"name": "z", "datatype": "INT64", "shape": [2, 1], "data": [10, 20]},
+    ]
+    long_bodies = LongBodies(start=reader_on_a_thread)
+    service = puppet_service(timeout_ms=60_000, long_bodies=long_bodies)
+
+    async def ask(joined: Joined) -> list[Answer]:
+        try:
+            body = lasting(json.dumps({"inputs": inputs}).encode())
+            return await score_all(joined, service, (body, InferDialect(None)))
+        finally:
+            long_bodies.close()
+
+    with Joined(PuppetRuntime(signature, lambda given: [given[0] + given[1].astype("f4")])) as joined:
+        service.attach(joined.exchange)
+        ((status, body),) = joined.loop.run_until_complete(ask(joined))
+    assert status == 200
+    assert json.loads(body)["outputs"][0]["data"] == [11, 12, 23, 24]
+
+
 @pytest.mark.parametrize(
     ("route", "body", "texts", "field"),
     [
