@@ -153,7 +153,7 @@ def test_models_share_the_memory_of_a_gpu(tmp_path: Path, lists_processes: bool)
         for name, mb, used_mb in (("a", 400, {400}), ("b", 350, {750}), ("c", 300, {650, 700})):
             answer = server.score([0.0], path=f"/api/v1/service/{name}/score")
             assert json.loads(answer.body) == [mb]
-            # What a load has taken is read when its process serves already.
+            # The memory of a load is read when its process serves already.
             wait_until(partial(shows_mb, used_mb), "its memory is known")
         assert shown_mb("stoker_model_memory_budget_bytes") == 2048 - 300 - 512
         assert (
