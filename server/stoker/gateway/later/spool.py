@@ -160,8 +160,14 @@ class Spool:
                 file.flush()
                 os.fsync(descriptor)
             # Unlike renaming, linking replaces nothing.
-            (self._requests / name).hardlink_to(staged)
-            sync_folder(self._requests)
+            request = self._requests / name
+            request.hardlink_to(staged)
+            try:
+                sync_folder(self._requests)
+            except BaseException:
+                # Its sender is refused, so it must not run.
+                request.unlink(missing_ok=True)
+                raise
         except BaseException as error:
             with self._usage() as usage:
                 usage.waiting -= 1

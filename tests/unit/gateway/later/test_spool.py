@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 
 from stoker.control.frontend_messages import LaterRules
 from stoker.errors import AnswerExpired, IdempotencyKeyReused, NotFound, SpoolFull
-from stoker.gateway.later.spool import DamagedFile, Spool
+from stoker.gateway.later import spool as spool_module
+from stoker.gateway.later.spool import DamagedFile, Spool, Usage
 
 NOW_S = 1_000_000.0
 
@@ -243,6 +246,26 @@ def test_file_size_limit_refuses_requests_and_keeps_no_lock(spool: Spool) -> Non
     retold = spool.claim_callback(callback)
     assert retold is not None
     spool.release_callback(callback, retold[0], delivered=True)
+
+
+@pytest.mark.parametrize("fails", ["fsync", "sync_folder"])
+def test_a_request_that_could_not_be_stored_is_not_run(
+    spool: Spool, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender is refused, nothing of it stays on the disk or in the counters, and its key is free."""
+
+    def fail(_: Any) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    name = spool.new_id("me", b"key")
+    with monkeypatch.context() as patched:
+        patched.setattr(os if fails == "fsync" else spool_module, fails, fail)
+        with pytest.raises(OSError, match="the disk fails"):
+            spool.add(name, head_of(), b"1")
+    assert spool.waiting_ids() == []
+    assert spool.usage() == Usage()
+    assert not [*(spool.rules.folder / "requests").iterdir()]
+    assert spool.add(name, head_of(), b"1") is None
 
 
 def test_a_callback_waits_until_it_is_delivered(spool: Spool) -> None:
