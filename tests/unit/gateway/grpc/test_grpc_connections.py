@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
+from tests.unit.gateway.grpc.stage import BEARER, rows, staged
 from tests.unit.wire.http2.talk import data, frames_of, headers
 
 from stoker.gateway.gateway import Gateway
@@ -146,6 +148,7 @@ async def server() -> PuppetServer:
 LIVE = f"/{SERVICE}/ServerLive"
 INFER = f"/{SERVICE}/ModelInfer"
 WATCH = f"/{HEALTH}/Watch"
+AUTHORIZED = [(name.encode(), value.encode()) for name, value in BEARER]
 
 
 async def turns(count: int = 5) -> None:
@@ -240,6 +243,20 @@ async def test_a_deadline_ends_a_call_that_waits_forever(server: PuppetServer) -
     server.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
     await turns()
     assert list(statuses(server.read())) == [b"4"]
+
+
+async def test_a_deadline_gives_up_the_rows_of_a_stream() -> None:
+    """Also of a caller that sends no reset when it stops waiting."""
+    async with staged() as stage:
+        stage.infer.gate = asyncio.Event()
+        server = PuppetServer(gateway=stage.gateway)
+        head = call(f"/{SERVICE}/ModelStreamInfer", (b"grpc-timeout", b"1S"), *AUTHORIZED)
+        message = add_prefix(rows().SerializeToString())
+        server.send(PREFACE, settings({}), headers(1, head), data(1, message * 2))
+        await stage.infer.has_begun(2)
+        for _ in range(2):
+            await asyncio.wait_for(stage.infer.given_up.acquire(), PATIENCE_S)
+        assert list(statuses(server.read())) == [b"4"]
 
 
 async def test_a_connection_without_a_preface_is_closed() -> None:
