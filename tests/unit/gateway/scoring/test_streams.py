@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import Any
 
 import pytest
+from tests.puppets import metric_memory, puppet_service
 
-from stoker.gateway.scoring.streams import ScriptStreams
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.streams import PiecewiseAnswer, ScriptStreams
+from stoker.metrics import table
 from stoker.wire.script_streams import CallerGone, PieceWriter, new_address, token_of
 
 
@@ -37,6 +41,34 @@ def test_pieces_come_in_order_and_end() -> None:
         return received
 
     assert asyncio.run(receive()) == pieces
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_the_first_piece_is_timed_from_the_request(in_pieces: bool) -> None:
+    """In a histogram of its own, which an answer without pieces is no part of."""
+    memory = metric_memory()
+    service = puppet_service(memory=memory)
+    received_ns = time.monotonic_ns() - 5_000_000_000
+
+    async def begin() -> bool:
+        streams, loop = ScriptStreams(), asyncio.get_running_loop()
+        expected, answered = streams.expect(), loop.create_future()
+        writer = PieceWriter(expected.place, 5)
+        call = Call(service, None, lambda status, lines, body: None, received_ns)
+        if in_pieces:
+            await loop.run_in_executor(None, writer.send, b"1")
+        else:
+            answered.set_result(None)
+        begun = await PiecewiseAnswer(call, answered, expected).begin()
+        writer.close()
+        expected.close()
+        streams.close()
+        return begun
+
+    assert asyncio.run(begin()) is in_pieces
+    timed = table.FIRST_RESPONSES.histogram(memory.totals().model(0).words)
+    assert sum(timed.counts) == in_pieces
+    assert 5 * in_pieces <= timed.sum <= (time.monotonic_ns() - received_ns) / 1e9
 
 
 def test_writer_without_the_token_is_disconnected() -> None:
