@@ -183,7 +183,7 @@ class Spool:
 
     def _find_twin(self, name: str, head: dict[str, Any]) -> Stored | None:
         try:
-            known, _ = self.find(name)
+            known, is_answer = self.find(name)
         except NotFound:
             return None
         except AnswerExpired:
@@ -193,6 +193,9 @@ class Spool:
             raise IdempotencyKeyReused(
                 "Another request was sent with this Idempotency-Key; choose a new key."
             )
+        if not is_answer:
+            # The process that wrote it may not have flushed the folder yet.
+            sync_folder(self._requests)
         return known
 
     def _reserve(self, name: str, staged: Path, size_bytes: int) -> int:

@@ -116,6 +116,15 @@ def test_two_frontends_may_add_the_same_request_at_once(
     assert (counted, counted.accepted) == (spool.usage(), 1)
 
 
+def test_a_known_request_would_survive_a_power_cut_too(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is on the disk before its second sender hears of it, whether or not the first one has heard."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(spool_module, "sync_folder", flushed.append)
+    name = spool.new_id("me", b"key")
+    known = [spool.add(name, head_of(), b"1") is not None for _ in range(2)]
+    assert (known, flushed) == ([False, True], 2 * [spool.rules.folder / "requests"])
+
+
 def test_an_expired_request_is_gone_and_its_key_is_free(spool: Spool, clock: Clock) -> None:
     """Each lookup says so until the request is sent again."""
     name = spool.new_id("me", b"key")
