@@ -81,7 +81,10 @@ def test_models_leave_the_memory_of_a_gpu(first_gpu: Device, tmp_path: Path) -> 
         write_table(tmp_path / "models" / name / "1" / "model.onnx", 256 << 20, seed=number)
 
     def used_mb(server: LiveServer, name: str) -> float:
+        loads = server.output().count(" on demand in ")
         assert server.score([0.0], path=f"/api/v1/service/{name}/score").status == 200
+        # The memory of a load is read when its process serves already.
+        wait_until(lambda: server.output().count(" on demand in ") > loads, "its memory is known")
         lines = server.get("/metrics").body.decode().splitlines()
         shown = next(line for line in lines if line.startswith("stoker_model_memory_bytes "))
         return float(shown.split()[1]) / 2**20
