@@ -85,8 +85,13 @@ def test_models_are_managed(managed: Managed) -> None:
     assert managed.manage("PUT", "/models/single?min_worker=2", key="")[0] == 401
     assert managed.manage("PUT", "/models/single?min_worker=2&synchronous=true")[0] == 200
     wait_until(lambda: server.metric("stoker_ready_replicas", model="single") == 2, "there are two replicas")
-    status, (described,) = managed.manage("GET", "/models/single")
-    assert [worker["status"] for worker in described["workers"]] == ["READY", "READY"]
+
+    def workers() -> list[str]:
+        _, (described,) = managed.manage("GET", "/models/single")
+        return [worker["status"] for worker in described["workers"]]
+
+    # Either frontend may answer, and each hears of them in its own time.
+    wait_until(lambda: workers() == ["READY", "READY"], "they are described")
     assert managed.manage("PUT", "/models/twice/1/set-default")[0] == 200
     wait_until(
         lambda: managed.manage("GET", "/models/twice")[1][0]["modelVersion"] == "1", "1 is the default"
