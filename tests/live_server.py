@@ -65,6 +65,11 @@ def wait_until(
     return seen
 
 
+def metric_total(exposed: str, name: str) -> float:
+    """The sum of a metric over all labels, of a page of metrics; 0 if it is not shown."""
+    return sum(map(float, re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", exposed, re.MULTILINE)))
+
+
 def free_port() -> int:
     """A port that nobody listens on just now, and that the system gives to nobody who leaves the choice to it.
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from tests.chaos.questions import ON_DEMAND_MODELS, PAIR_NUMBERS
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
-from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
+from tests.live_server import PRIMARY, LiveServer, free_port, metric_total, wait_until
 from tests.tables import write_table
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
 
@@ -224,8 +224,7 @@ class ChaosServer:
         answer = (
             self.live.get("/metrics") if connection is None else connection.ask(request("GET", "/metrics"))
         )
-        text = answer.body.decode()
-        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+        return metric_total(answer.body.decode(), name)
 
     def _find_missing(self) -> str:
         """Say what is missing until it is whole: frontends, replicas, models on demand; empty if nothing is."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.http.raw_http import Answer, rows_body, scoring
 from tests.image.containers import RESTRICTED, Container
-from tests.live_server import PRIMARY, wait_until
+from tests.live_server import PRIMARY, metric_total, wait_until
 from tests.patience import PROGRAM_S
 from tests.tiny_models import HOLD, Gate, write_script
 
@@ -125,10 +125,7 @@ def metrics(container: Container) -> str:
 
 def large_body_bytes(container: Container) -> float:
     """Bytes that large bodies take."""
-    return sum(
-        float(text)
-        for text in re.findall(r"^stoker_large_body_bytes(?:\{.*\})? (\S+)", metrics(container), re.MULTILINE)
-    )
+    return metric_total(metrics(container), "stoker_large_body_bytes")
 
 
 def of_group(container: Container, *files: str) -> Iterator[str]:

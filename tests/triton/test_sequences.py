@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.live_server import LiveServer, free_port, wait_until
+from tests.live_server import LiveServer, free_port, metric_total, wait_until
 from tests.tiny_models import write_running_sum
 from tests.triton.conftest import needs_perf_analyzer
 from tests.triton.test_perf_analyzer import analyzed
@@ -56,10 +55,7 @@ def add(server: LiveServer, name: int, number: float, **flags: bool) -> float:
 
 def sequences_started(server: LiveServer) -> float:
     """As the replicas have counted them, which is after the answer, in a metric that is not shown before."""
-    counts = re.findall(
-        r"^stoker_sequences_started_total\{.*\} (\S+)", server.get("/metrics").body.decode(), re.MULTILINE
-    )
-    return sum(map(float, counts))
+    return metric_total(server.get("/metrics").body.decode(), "stoker_sequences_started_total")
 
 
 def add_or_refusal(server: LiveServer, name: int) -> float | str:
