@@ -203,7 +203,11 @@ def test_a_killed_runner_is_adopted(project: Project) -> None:
 
 def test_a_runner_outlives_the_command_that_was_forked_to_be_it(project: Project) -> None:
     """The command is killed with its process group: its run goes on; the runner is killed: the run is adopted."""
-    (project.path / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(1)\n")
+    gate = project.path.parent / "gate"
+    (project.path / "train.py").write_text(
+        "import os, time\nprint('up', flush=True)\n"
+        f"while not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
+    )
     command = [sys.executable, "-m", "stoker.cli", "submit", "train.py"]
     with subprocess.Popen(
         command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -213,6 +217,7 @@ def test_a_runner_outlives_the_command_that_was_forked_to_be_it(project: Project
         project.wait_for_output(folder, "up")
         os.killpg(process.pid, signal.SIGKILL)
     assert kill_runners(folder) == 1
+    gate.touch()
     assert wait(folder, project.workspace).status is Status.COMPLETED
     assert folder.attempts() == [1]
 

@@ -38,25 +38,30 @@ parser.add_argument("--rate", type=float)
 parser.add_argument("--began")
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--sleep", type=float, default=0.0)
+parser.add_argument("--gates")
 args = parser.parse_args()
+run_id = os.environ["STOKER_RUN_ID"]
 with open(args.began, "a") as file:
-    file.write(os.environ["STOKER_RUN_ID"] + "\\n")
+    file.write(run_id + "\\n")
+while args.gates and not os.path.exists(os.path.join(args.gates, run_id.rpartition("_")[2])):
+    time.sleep(0.02)
 run = Run.get_context()
 for epoch in range(args.epochs):
     run.log("acc", args.rate * (epoch + 1))
-    time.sleep(args.sleep)
+    time.sleep(args.sleep / args.rate)
 """
 
 
 class Project:
-    """A folder with a script that says when it begins."""
+    """A folder with a script that says when it begins, and if it is given `gates`, waits there for its number."""
 
     def __init__(self, path: Path, workspace: Workspace) -> None:
         self.path, self.workspace = path / "digits", workspace
         self.store = RunStore(workspace.runs_dir)
-        self.began = path / "began.txt"
+        self.began, self.gates = path / "began.txt", path / "gates"
         self.began.touch()
         self.path.mkdir()
+        self.gates.mkdir()
         (self.path / "train.py").write_text(SCRIPT)
 
     def submit(self, terms: SweepDefinition, *arguments: str) -> RunFolder:
@@ -66,6 +71,15 @@ class Project:
     def has_begun(self) -> list[str]:
         """The children whose scripts have begun, each time that they have."""
         return self.began.read_text().splitlines()
+
+    def wait_for_begun(self, count: int) -> None:
+        while len(self.has_begun()) < count:
+            time.sleep(0.02)
+
+    def open_gates(self, count: int) -> None:
+        """Let the first `count` children go on."""
+        for number in range(count):
+            (self.gates / str(number)).touch()
 
 
 @pytest.fixture
@@ -78,37 +92,25 @@ def rates(*values: float, at_once: int = 2, runs: int = 100, policy: Bandit | No
     return define_sweep(grid, "acc", "maximize", runs, at_once, policy)
 
 
-def kill_sweep(folder: RunFolder) -> int:
-    """Kill the runner of a sweep, by its command line; returns how many there were."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes().split(b"\0")
-            # Its forks, the runners of its children, have the same.
-            is_fork = (place / "comm").read_text() == "stoker-runner\n"
-        except OSError:
-            continue
-        if (
-            b"stoker_runs.tuning.sweep_process" in words
-            and str(folder.path).encode() in words
-            and not is_fork
-        ):
-            found.append(int(place.name))
-    for number in found:
-        os.kill(number, signal.SIGKILL)
+def kill_sweep(folder: RunFolder) -> None:
+    """Kill the runner of a sweep: it took the lock, which a fork of it has too until that closes its descriptors."""
+    file = f":{(folder.path / '.runner').stat().st_ino}"
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    [owner] = [words[4] for words in locks if words[1] == "FLOCK" and words[5].endswith(file)]
+    os.kill(int(owner), signal.SIGKILL)
     while folder.has_runner():
         time.sleep(0.02)
-    return len(found)
 
 
 def test_a_killed_sweep_goes_on_and_repeats_nothing(project: Project) -> None:
-    """Killed after three of eight have begun, twice; the next command adopts it, and each child runs once."""
-    folder = project.submit(rates(*(number / 10 for number in range(8))), "--sleep", "0.4")
-    for count in (3, 5):
-        while len(project.has_begun()) < count:
-            time.sleep(0.02)
-        assert kill_sweep(folder) == 1
+    """Killed while two of eight run, twice; the next command adopts it, and each child runs once."""
+    folder = project.submit(rates(*(number / 10 for number in range(1, 9))), "--gates", str(project.gates))
+    for ended in (2, 4):
+        project.open_gates(ended)
+        project.wait_for_begun(ended + 2)
+        kill_sweep(folder)
         assert folder.id in adopt_all(project.workspace)
+    project.open_gates(8)
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.COMPLETED, "")
     assert sorted(project.has_begun()) == [f"{folder.id}_{number}" for number in range(8)]
@@ -118,15 +120,16 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(project: Project) -> None:
 
 
 def test_a_bayesian_sweep_finds_the_best_after_a_kill(project: Project) -> None:
-    """Killed after five of fourteen: each child begins once, with the values of its record; the best is good."""
+    """Killed in the sixth of fourteen: each child begins once, with the values of its record; the best is good."""
     pytest.importorskip("optuna", reason="needs Optuna")
     space = {"--rate": expression("uniform", 0, 1)}
     terms = define_sweep(sampler("bayesian", space, 1), "acc", "maximize", 14, 1, Hyperband(max_values=3))
-    folder = project.submit(terms, "--epochs", "3")
-    while len(project.has_begun()) < 5:
-        time.sleep(0.02)
-    assert kill_sweep(folder) == 1
+    folder = project.submit(terms, "--epochs", "3", "--gates", str(project.gates))
+    project.open_gates(5)
+    project.wait_for_begun(6)
+    kill_sweep(folder)
     adopt_all(project.workspace)
+    project.open_gates(14)
     assert wait(folder, project.workspace).status is Status.COMPLETED
     trials = trials_of(folder, project.store)
     assert project.has_begun() == [f"{folder.id}_{number}" for number in range(14)]
@@ -140,8 +143,7 @@ def test_a_bayesian_sweep_finds_the_best_after_a_kill(project: Project) -> None:
 def test_a_cancelled_sweep_leaves_nothing_running(project: Project) -> None:
     """Those that run are Canceled, the others never begin."""
     folder = project.submit(rates(0.1, 0.2, 0.3, 0.4), "--sleep", "300")
-    while len(project.has_begun()) < 2:
-        time.sleep(0.02)
+    project.wait_for_begun(2)
     folder.request_cancel("by its user", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
     trials = trials_of(folder, project.store)
@@ -150,7 +152,7 @@ def test_a_cancelled_sweep_leaves_nothing_running(project: Project) -> None:
 
 
 def test_poor_children_are_ended_early(project: Project) -> None:
-    """The best goes on to its end; a run a tenth as good is ended at its second value, and says why."""
+    """The best goes on to its end; a run a tenth as good, and as fast, is ended at its second value, and says why."""
     policy = Bandit(slack_factor=0.5, evaluation_interval=2)
     terms = rates(1.0, 0.1, at_once=1, policy=policy)
     folder = project.submit(terms, "--epochs", "40", "--sleep", "0.05")
