@@ -39,13 +39,19 @@ print(found.batch_rows, found.history["accuracy"][-1] > 0.5, len(found.model.get
 """
 
 PEERS = """
-import json, os
+import json, os, time
 from azureml.core import Run
 found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "OMPI_COMM_WORLD_RANK")}
-task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+task = config.get("task", {})
 open("outputs/found.txt", "w").write(" ".join(map(str, [*found.values(), *task.values()])))
 Run.get_context().log("rank", int(found["RANK"]))
 print("I am", found["RANK"])
+if task.get("type") == "ps":
+    open(SERVED, "w").close()
+# Parameter servers are ended with the last worker.
+while task.get("type") == "worker" and "ps" in config["cluster"] and not os.path.exists(SERVED):
+    time.sleep(0.02)
 """
 SUBMIT = """
 import json
@@ -116,7 +122,7 @@ def test_several_devices_of_one_node_train_together(tiny_mnist: Path) -> None:  
 def test_the_sdks_distributions_run_unchanged(tmp_path: Path) -> None:
     """MPI's, PyTorch's and TensorFlow's, parameter servers too: variables, files, values and the log of the first."""
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "peers.py").write_text(PEERS)
+    (tmp_path / "src" / "peers.py").write_text(PEERS.replace("SERVED", repr(str(tmp_path / "served"))))
     (tmp_path / "submit.py").write_text(SUBMIT)
     done = subprocess.run(
         [sys.executable, "-m", "stoker.azure", "submit.py"],
