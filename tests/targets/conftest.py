@@ -1,5 +1,6 @@
 """Tests of compute targets: no part of `make test`, for they start and kill processes."""
 
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,9 @@ class Bench:
         (source / "train.py").write_text(script, encoding="utf-8")
         digest = SnapshotStore(self.workspace.snapshots_dir).take(source).digest
         definition = Definition("train.py", **options)  # type: ignore[arg-type]
-        record = RunRecord(f"e_1_{self._count:08x}", "e", self._count, definition, snapshot=digest)
+        # Another run of the tests on this machine looks for processes by their run's id, too.
+        run_id = f"e_1_{secrets.token_hex(4)}"
+        record = RunRecord(run_id, "e", self._count, definition, snapshot=digest)
         folder = self.store.create(record, RunState())
         return Job(folder, record, 1, self.workspace.snapshots_dir)
 
