@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PROGRAM_S
 
 from stoker.settings.workspace import Workspace
+from stoker.system.durable import find_lock_holder
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import Request
@@ -94,10 +95,9 @@ def rates(*values: float, at_once: int = 2, runs: int = 100, policy: Bandit | No
 
 def kill_sweep(folder: RunFolder) -> None:
     """Kill the runner of a sweep: it took the lock, which a fork of it has too until that closes its descriptors."""
-    file = f":{(folder.path / '.runner').stat().st_ino}"
-    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    [owner] = [words[4] for words in locks if words[1] == "FLOCK" and words[5].endswith(file)]
-    os.kill(int(owner), signal.SIGKILL)
+    runner = find_lock_holder(folder.path / ".runner")
+    assert runner is not None
+    os.kill(runner, signal.SIGKILL)
     while folder.has_runner():
         time.sleep(0.02)
 

@@ -211,13 +211,13 @@ def _wait_for_lock(path: Path) -> int:
             return lock_file(path, wait=False)
         except BlockingIOError:
             time.sleep(_RETRY_S)
-    holder = _holder(path)
+    holder = find_lock_holder(path)
     owner = "another process holds" if holder is None else f"the process {holder} holds"
     _log.warning("waiting for %s, which %s; end that process if it hangs", path, owner)
     return lock_file(path)
 
 
-def _holder(path: Path) -> int | None:
+def find_lock_holder(path: Path) -> int | None:
     """Return the process that holds a flock on a file; None if the system does not tell."""
     try:
         inode = path.stat().st_ino
