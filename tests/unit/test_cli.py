@@ -151,16 +151,21 @@ def test_quoted_text_in_an_error_is_escaped(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """The name is of the command or of those below it; an option without a near one is only named."""
-    for words, suggestion in (
-        (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
-        (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
-        (["runs", "list", "--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),
-        (["runs", "list", "--write-only"], "arguments: --write-only\n"),  # that of another command
+    """The name is of the command or of those below it; an option without a near one is only named.
+
+    The usage before it is that of the command.
+    """
+    for command, words, suggestion in (
+        ("submit", ["--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
+        ("runs list", ["--metrc=loss"], "--metrc=loss; did you mean --metric?"),
+        ("runs list", ["--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),
+        ("runs list", ["--write-only"], "arguments: --write-only\n"),  # that of another command
     ):
         with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert (stopped.value.code, suggestion in capsys.readouterr().err) == (2, True)
+            main([*command.split(), *words])
+        errors = capsys.readouterr().err
+        assert (stopped.value.code, suggestion in errors) == (2, True)
+        assert errors.startswith(f"usage: stoker {command} [")
 
 
 def test_mistyped_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,10 +81,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser_for(arguments)
     if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
         # Otherwise argparse would complain about a missing command for any mistyped word.
-        parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1], arguments)}")
+        parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1])}")
     args, foreign = parser.parse_known_args(arguments)
     if foreign:
-        parser.error(f"unrecognized arguments: {' '.join(foreign)}{_nearest(parser, foreign, arguments)}")
+        # The command's own parser, so that the usage is that of the command.
+        args.parser.error(f"unrecognized arguments: {' '.join(foreign)}{_nearest(args.parser, foreign)}")
     return args
 
 
@@ -122,7 +123,9 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: 
         if name in ACTION_ALIASES:
             options["aliases"] = (*options.get("aliases", ()), ACTION_ALIASES[name])
         self._names.update(dict.fromkeys(options.get("aliases", ()), name))
-        return super().add_parser(name, **options)
+        parser = super().add_parser(name, **options)
+        parser.set_defaults(parser=parser)
+        return parser
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *rest: Any
@@ -278,15 +281,14 @@ def _add_command(commands: Any, name: str, module: Any) -> None:
     module.add_arguments(command)
 
 
-def _nearest(parser: argparse.ArgumentParser, words: Sequence[str], arguments: Sequence[str]) -> str:
-    """A suggestion: the option nearest to one of the words, among those of the given commands."""
+def _nearest(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """A suggestion: the option nearest to one of the words, among those of a parser and of the commands below it."""
     known, parsers = set[str](), [parser]
     while parsers:
         for action in parsers.pop()._actions:  # noqa: SLF001  # argparse has no other way to them
             known.update(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-                meant = [action.choices[name] for name in arguments if name in action.choices]
-                parsers.extend(meant or action.choices.values())
+                parsers.extend(action.choices.values())
     options = (word.partition("=")[0] for word in words if word.startswith("--"))
     near = next((found[0] for option in options if (found := get_close_matches(option, known, 1))), None)
     return "" if near is None else f"; did you mean {near}?"
