@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import RequestError
@@ -126,7 +127,7 @@ class Later:
             "location": f"{self._prefix}{LATER_PATH}{expires_s:08x}-{name}",
             "fingerprint": await runner.call(_fingerprint, head, kept.content_type, body),
         }
-        known = await runner.call(self.spool.add, name, head, body)
+        known = await runner.call(partial(self.spool.add, keyed=bool(key)), name, head, body)
         if known is not None:
             return accept(known.head, known.attempt, kept.id_lines)
         runner.submit(name)

@@ -126,12 +126,13 @@ class Spool:
         keyed = hmac.new(self.secret, owner.encode() + b"\0" + idempotency_key, "sha256")
         return group + keyed.hexdigest()[: ID_CHARS - OWNER_CHARS]
 
-    def add(self, name: str, head: dict[str, Any], body: bytes) -> Stored | None:
+    def add(self, name: str, head: dict[str, Any], body: bytes, *, keyed: bool = False) -> Stored | None:
         """Add a request; returns when it would survive a power cut.
 
         Args:
             name: Its id.
             head: It needs `expires_s`, in seconds of the epoch, and `fingerprint`, the same for equal requests.
+            keyed: Whether the id is that of an idempotency key, so that others may send the same request.
 
         Returns:
             The earlier request with this id, if there is one; the body is empty.
@@ -139,36 +140,39 @@ class Spool:
         Raises:
             SpoolFull: There is no room.
             IdempotencyKeyReused: There is a request with this id and another fingerprint.
+            OSError: The disk fails. A keyed request may be kept nevertheless: sent again, it is found.
         """
         try:
-            return self._add(name, head, body)
+            return self._add(name, head, body, keyed=keyed)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise _full() from error
             raise
 
-    def _add(self, name: str, head: dict[str, Any], body: bytes) -> Stored | None:
+    def _add(self, name: str, head: dict[str, Any], body: bytes, *, keyed: bool) -> Stored | None:
         known = self._find_twin(name, head)
         if known is not None:
             return known
         content = _encode(head, body)
         staged = self._requests / f".{name}.{secrets.token_hex(8)}"
         descriptor = self._reserve(name, staged, len(content))
+        request, is_linked = self._requests / name, False
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
             # Unlike renaming, linking replaces nothing.
-            request = self._requests / name
             request.hardlink_to(staged)
-            try:
-                sync_folder(self._requests)
-            except BaseException:
+            is_linked = True
+            sync_folder(self._requests)
+        except BaseException as error:
+            if is_linked:
+                if keyed:
+                    # Another sender of it may have flushed the folder meanwhile, and been told that it is kept.
+                    raise
                 # Its sender is refused, so it must not run.
                 request.unlink(missing_ok=True)
-                raise
-        except BaseException as error:
             with self._usage() as usage:
                 usage.waiting -= 1
                 usage.accepted -= 1

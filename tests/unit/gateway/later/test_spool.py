@@ -277,6 +277,27 @@ def test_a_request_that_could_not_be_stored_is_not_run(
     assert spool.add(name, head_of(), b"1") is None
 
 
+def test_a_request_that_a_second_sender_was_promised_is_kept(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one could flush the folder, the first one could not: the first is refused, the request waits."""
+    name = spool.new_id("me", b"key")
+
+    def fail(_: Path) -> None:
+        monkeypatch.undo()
+        assert spool.add(name, head_of(), b"1", keyed=True) is not None
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(spool_module, "sync_folder", fail)
+    with pytest.raises(OSError, match="the disk fails"):
+        spool.add(name, head_of(), b"1", keyed=True)
+    counted = spool.usage()
+    spool.sweep()
+    assert (spool.waiting_ids(), counted, counted.accepted) == ([name], spool.usage(), 1)
+    assert spool.add(name, head_of(), b"1", keyed=True) is not None
+    assert spool.claim(name) is not None
+
+
 def test_a_callback_waits_until_it_is_delivered(spool: Spool) -> None:
     """It is there with the answer, and one process at a time delivers it."""
     name = spool.new_id("me")
