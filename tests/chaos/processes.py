@@ -17,6 +17,7 @@ from tests.chaos.ledger import GONE, Outcome, Verdict
 from tests.chaos.scene import Scene, action
 from tests.http.raw_http import Connection, rows_body, scoring
 from tests.live_server import PRIMARY, wait_until
+from tests.observing import state_of
 from tests.tiny_models import DIE, FORK
 
 __all__: list[str] = []
@@ -72,7 +73,7 @@ def frontend_killed(scene: Scene) -> Iterator[None]:
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         # Stopped, it takes no further connection between the look and the end.
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: _state(pid) in "TtZX", "the frontend is stopped")
+        wait_until(lambda: state_of(pid) in "TtZX", "the frontend is stopped")
         held = scene.server.connections_of(pid)
         own, calls = held[scene.server.port], len(held[scene.server.grpc_port])
 
@@ -84,14 +85,6 @@ def frontend_killed(scene: Scene) -> Iterator[None]:
         scene.allow(Verdict.LOST, protocols=("grpc",), most=calls)
         os.kill(pid, signal.SIGKILL)
     yield
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for the state of a process; "X" for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return "X"
 
 
 @action

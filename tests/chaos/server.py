@@ -9,7 +9,6 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from tests.chaos.questions import ON_DEMAND_MODELS, PAIR_NUMBERS
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, metric_total, wait_until
+from tests.observing import connections_of
 from tests.tables import write_table
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
 
@@ -27,7 +27,6 @@ __all__ = ["RECOVERY_S", "ChaosServer", "Usage"]
 RECOVERY_S: Final = 180.0
 """How long it may take until the server is whole again; a process that keeps dying is started every 30 s."""
 _ADMIN: Final = "admin-key-of-the-chaos-0001"
-_CONNECTED: Final = "01"
 _FRONTENDS: Final = 2
 _PACKED: Final = 4
 _MEMORY_MB: Final = 288
@@ -197,19 +196,10 @@ class ChaosServer:
         return _parent(max(frontends)) if frontends else self.live.process.pid
 
     def connections_of(self, pid: int) -> dict[int, set[int]]:
-        """The ports of the callers whose connections a stopped process has taken, by the port that they came to.
-
-        The kernel's table is no snapshot: where many connections come and go meanwhile it may leave one out.
-        """
-        inodes = set()
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(file)))  # noqa: PTH115  # it is no path
-        held: dict[int, set[int]] = {self.port: set(), self.grpc_port: set()}
-        for _ in range(_READINGS):
-            for here, there, state, inode in _tcp_sockets(pid):
-                if here in held and inode in inodes and state == _CONNECTED:
-                    held[here].add(there)
-        return held
+        """The ports of the callers whose connections a stopped process has taken, by the port that they came to."""
+        ports = (self.port, self.grpc_port)
+        readings = [connections_of(pid, *ports) for _ in range(_READINGS)]
+        return {port: set().union(*(reading[port] for reading in readings)) for port in ports}
 
     def usage(self) -> dict[str, Usage]:
         """The use of its processes, as the mean of each kind."""
@@ -304,15 +294,6 @@ class ChaosServer:
 
 def _parent(pid: int) -> int:
     return int(re.findall(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
-
-
-def _tcp_sockets(pid: int) -> Iterator[tuple[int, int, str, str]]:
-    """Local port, remote port, state and inode of every TCP socket that a process can see."""
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            here, there = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
-            yield here, there, fields[3], fields[9]
 
 
 def _usage(pid: int) -> tuple[int, int, int]:

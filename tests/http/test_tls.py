@@ -14,6 +14,7 @@ import pytest
 from tests.certificates import client_context, make_pair, replace_pair
 from tests.http.raw_http import Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
+from tests.observing import connections_of
 from tests.process.callers import Callers, scored
 from tests.tiny_models import write_doubler, write_script
 
@@ -131,8 +132,8 @@ def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> Non
     """They are handed on before their handshake, so TLS is no reason to leave them to the kernel's hash."""
     server = served.server
 
-    def established(remote_ports: set[int] | None = None) -> list[set[int]]:
-        return [_established(pid, server.port, remote_ports) for pid in server.frontend_pids()]
+    def established() -> list[set[int]]:
+        return [connections_of(pid, server.port)[server.port] for pid in server.frontend_pids()]
 
     wait_until(lambda: not any(established()), "connections of other tests have ended")
     connections = [server.connect() for _ in range(CALLERS)]
@@ -142,10 +143,10 @@ def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> Non
         # Others on this machine may try the port, which was somebody else's a moment ago.
         own = {connection.socket.getsockname()[1] for connection in connections}
         wait_until(
-            lambda: sum(map(len, established(own))) == CALLERS,
+            lambda: sum(len(ports & own) for ports in established()) == CALLERS,
             "each connection is open in one frontend alone",
         )
-        counts = [len(ports) for ports in established(own)]
+        counts = [len(ports & own) for ports in established()]
         assert max(counts) - min(counts) <= 2, counts
     finally:
         for connection in connections:
@@ -263,21 +264,3 @@ def _serial_number(port: int, context: ssl.SSLContext) -> str:
     with Connection(port, tls=context) as connection:
         assert isinstance(connection.socket, ssl.SSLSocket)
         return str((connection.socket.getpeercert() or {})["serialNumber"])
-
-
-def _established(pid: int, port: int, remote_ports: set[int] | None = None) -> set[int]:
-    """Return the remote ports of the connections to `port` that a process has open, of all or of `remote_ports`."""
-    sockets = {
-        link.readlink().name
-        for link in Path(f"/proc/{pid}/fd").iterdir()
-        if "socket:" in str(link.readlink())
-    }
-    inodes = {name.removeprefix("socket:[").removesuffix("]") for name in sockets}
-    found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        local_port, remote_port = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
-        state, inode = fields[3], fields[9]
-        if inode in inodes and state == "01" and local_port == port:
-            found.add(remote_port)
-    return found if remote_ports is None else found & remote_ports

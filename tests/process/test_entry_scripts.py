@@ -13,6 +13,8 @@ from tests.live_server import PRIMARY, LiveServer, wait_until
 from tests.process.conftest import Serve
 from tests.tiny_models import write_script
 
+from stoker_run.processes import descendants
+
 TIMEOUT_MS = 3000
 
 SCRIPT = """
@@ -109,15 +111,7 @@ def test_children_of_a_script_answer_no_requests(server: LiveServer) -> None:
     )
     wait_until(lambda: len(ended.findall(server.output())) >= 2, "both have ended")
     (pid,) = server.device_pids()
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [child for thread in threads for child in thread.read_text("ascii").split()]
-    assert children
-    wait_until(lambda: not any(_runs(child) for child in children), "nobody is left of them")
-
-
-def _runs(pid: str) -> bool:
-    """Whether a child is more than an entry in the table of processes."""
-    return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] not in "ZX"
+    wait_until(lambda: not descendants(pid), "nobody is left of them")
 
 
 @pytest.mark.interrupts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
+from tests.observing import connections_of
 from tests.patience import PATIENCE_S
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
@@ -44,22 +44,6 @@ def two_frontends(tmp_path_factory: pytest.TempPathFactory, doubler: Path) -> It
         yield server
 
 
-def _open_in(pid: int) -> int:
-    """How many TCP connections a process has open on its side of a port on which it listens.
-
-    The kernel's table is no snapshot: where many connections come and go meanwhile it has one of them several times,
-    or leaves one out.
-    """
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
-    entries = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
-    own = {(entry[1], entry[3], entry[9]) for entry in entries if entry[9] in inodes}
-    listens = {address for address, state, _ in own if state == "0A"}
-    return sum(state == "01" and address in listens for address, state, _ in own)
-
-
 def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer) -> None:
     """Of four connections each frontend has two, which the kernel's hash does in three of eight times."""
     server = two_frontends
@@ -70,6 +54,9 @@ def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer)
             text = kept.ask(request("GET", "/metrics")).body.decode()
             return re.findall(r'^stoker_open_connections{protocol="http"} (.+)$', text, re.MULTILINE)[0]
 
+        def connected() -> list[set[int]]:
+            return [connections_of(pid, server.port)[server.port] for pid in server.frontend_pids()]
+
         for _ in range(6):
             wait_until(lambda: open_connections() == "1.0", "all others have ended")
             with ExitStack() as others:
@@ -79,7 +66,7 @@ def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer)
                 assert open_connections() == "4.0"
                 # They stay as they are: it is looked again for the sake of the table alone.
                 wait_until(
-                    lambda: [_open_in(pid) for pid in server.frontend_pids()] == [2, 2],
+                    lambda: [len(ports) for ports in connected()] == [2, 2],
                     "each has two of them",
                 )
 

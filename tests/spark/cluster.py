@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live_server import free_port, wait_until
+from tests.observing import look_at_files
 from tests.patience import PROGRAM_S
 
 __all__ = ["SparkCluster", "spark_home", "started_cluster", "why_not"]
@@ -60,8 +61,10 @@ class SparkCluster:
 
     def written(self) -> str:
         """All that the cluster and its executors have written into files."""
-        files = [path for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".jar"]
-        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+        contents = look_at_files(
+            self.folder, lambda path: "" if path.suffix == ".jar" else path.read_text(errors="replace")
+        )
+        return "".join(contents.values())
 
 
 @contextmanager

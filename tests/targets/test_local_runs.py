@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.observing import look_at_files
 from tests.patience import PROGRAM_S
 from tests.targets.test_conformance import STUBBORN, processes_of
 
@@ -318,11 +319,8 @@ def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
 def test_a_secret_is_in_no_file_that_others_read(project: Project) -> None:
     """Variables of a script are in files of its owner alone, and in no output of a command."""
     folder, _ = project.run_to_end("print('done')\n", variables={"TOKEN": "hunter2-secret"})
-    holding = [
-        path
-        for path in project.workspace.root.rglob("*")
-        if path.is_file() and b"hunter2" in path.read_bytes()
-    ]
+    contents = look_at_files(project.workspace.root, Path.read_bytes)
+    holding = [path for path, content in contents.items() if b"hunter2" in content]
     assert holding
     assert all(path.stat().st_mode & 0o077 == 0 for path in holding), holding
     for more in ([], ["--json"]):

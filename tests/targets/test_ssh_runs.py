@@ -16,6 +16,7 @@ from threading import Thread
 
 import pytest
 from tests.cable import Cable, laid_cable
+from tests.observing import look_at_files
 from tests.targets.machines import shared_sshd
 from tests.targets.sshd import Sshd, why_not
 from tests.targets.test_conformance import STUBBORN, processes_of
@@ -137,11 +138,9 @@ def test_nothing_is_sent_twice(project: Project) -> None:
     for number in range(300):
         (data / f"{number}.bin").write_bytes(os.urandom(1000))
     project.run_to_end("print(1)\n", target="gpu-vm")
-    kept = {
-        path: path.stat().st_ino for path in (shared_sshd().remote / "files").rglob("*") if path.is_file()
-    }
+    kept = _contents()
     project.run_to_end("print(2)\n", target="gpu-vm")
-    now = {path: path.stat().st_ino for path in (shared_sshd().remote / "files").rglob("*") if path.is_file()}
+    now = _contents()
     assert {path: now[path] for path in kept} == kept
     assert len(now) == len(kept) + 1
 
@@ -156,8 +155,7 @@ READER = (
 
 def _contents() -> dict[Path, int]:
     """The contents that the machine keeps, whole or in part, and their inodes."""
-    files = (shared_sshd().remote / "files").rglob("*")
-    return {path: path.stat().st_ino for path in files if path.is_file()}
+    return look_at_files(shared_sshd().remote / "files", lambda path: path.stat().st_ino)
 
 
 def test_data_is_sent_once(project: Project, tmp_path: Path) -> None:
@@ -609,9 +607,8 @@ def test_an_agent_of_the_user_opens(
 
 def assert_secret_is_kept(project: Project, folder: RunFolder, secret: bytes) -> None:
     """It is in one file of mode 0600, and nowhere else: not in the run, not in its log, not in any process."""
-    holding = [
-        path for path in project.workspace.root.rglob("*") if path.is_file() and secret in path.read_bytes()
-    ]
+    contents = look_at_files(project.workspace.root, Path.read_bytes)
+    holding = [path for path, content in contents.items() if secret in content]
     assert [path.name for path in holding] == ["vm.secret"]
     assert holding[0].stat().st_mode & 0o077 == 0
     assert secret not in folder.runner_log.read_bytes()
