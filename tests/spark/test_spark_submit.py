@@ -77,13 +77,12 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head(tmp_path_factory: pytest.TempPathFactory, wheels: Path, yarn: Path) -> Iterator[Sshd]:
     """The head node of both clusters."""
     variables = {
-        "UV_FIND_LINKS": wheels,
-        "PIP_FIND_LINKS": wheels,
+        "UV_FIND_LINKS": str(wheels),
+        "PIP_FIND_LINKS": str(wheels),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PATH": f"{yarn / 'bin'}:{os.environ['PATH']}",
     }
-    assignments = " ".join(f"{name}={value}" for name, value in variables.items())
-    server = Sshd(tmp_path_factory.mktemp("sshd"), options=(f"SetEnv {assignments}",)).start()
+    server = Sshd(tmp_path_factory.mktemp("sshd"), variables=variables).start()
     yield server
     server.end()
 

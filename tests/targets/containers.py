@@ -46,11 +46,12 @@ def ready() -> None:
         pytest.skip(reason)
 
 
-def variables(*more: str) -> str:
-    """The line of an sshd's configuration by which its sessions find this podman and its image, or skip the test."""
+def variables() -> dict[str, str]:
+    """The variables by which the sessions of an sshd find this podman and its image, or skip the test."""
     ready()
-    names = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "BUILDAH_ISOLATION")
-    return " ".join(["SetEnv", *(f"{name}={os.environ[name]}" for name in names), *more])
+    return {
+        name: os.environ[name] for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "BUILDAH_ISOLATION")
+    }
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def _ssh(workspace: Workspace) -> Engine:
 
 @cache
 def _sshd_with_podman() -> Sshd:
-    return _started(Sshd(Path(mkdtemp(prefix="stoker-sshd-")), options=(variables(),)))
+    return _started(Sshd(Path(mkdtemp(prefix="stoker-sshd-")), variables=variables()))
 
 
 def _containers_by_ssh(workspace: Workspace) -> Engine:

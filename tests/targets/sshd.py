@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Sshd:
     folder: Path
     address: str = "127.0.0.1"
     options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     port: int = 0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
@@ -92,6 +94,8 @@ class Sshd:
             "UsePAM no",
             "PermitRootLogin yes",
             "MaxStartups 100",
+            # In an inner shell bash does not read what the user has in .bashrc.
+            " ".join(["SetEnv SHLVL=1", *(f'{name}="{value}"' for name, value in self.variables.items())]),
             *self.options,
         ]
         if not any(line.startswith("PasswordAuthentication") for line in self.options):

@@ -152,8 +152,8 @@ def test_the_virtual_machine_of_the_how_to_is_reached_by_ssh(tmp_path: Path) -> 
     """With address and key filled in, as its user does; the machine's key is among those that are known."""
     folder = tmp_path / "targets"
     shutil.copytree(SHARED / "targets", folder)
-    path = f"SetEnv HOME={tmp_path} PATH={Path(sys.executable).parent}:/usr/bin:/bin"
-    server = Sshd(tmp_path / "sshd", options=(path,)).start()
+    variables = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    server = Sshd(tmp_path / "sshd", variables=variables).start()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {server.host_key()}\n")
     text = (folder / "targets.py").read_text().replace("ssh_port=22", f"ssh_port={server.port}")

@@ -34,7 +34,7 @@ nativeSharedDirectory: {share}
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Sshd]:
     """A machine whose podman is that of these tests."""
-    found = Sshd(tmp_path / "sshd", options=(variables(),)).start()
+    found = Sshd(tmp_path / "sshd", variables=variables()).start()
     yield found
     found.end()
 

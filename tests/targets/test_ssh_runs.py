@@ -403,7 +403,7 @@ def test_large_outputs_come_whole(project: Project) -> None:
 def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) -> None:
     """It has a file's packages and no others; the second run finds it; a missing package is the run's error."""
     write_wheel(tmp_path / "wheels", "tiny-one", "1.5")
-    server = Sshd(tmp_path / "sshd", options=(f"SetEnv UV_FIND_LINKS={tmp_path / 'wheels'}",)).start()
+    server = Sshd(tmp_path / "sshd", variables={"UV_FIND_LINKS": str(tmp_path / "wheels")}).start()
     try:
         server.attach(project.workspace.targets_dir)
         (project.path / "requirements.txt").write_text("--no-index\ntiny-one==1.5\n")
@@ -430,8 +430,8 @@ def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) ->
 def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(project: Project, tmp_path: Path) -> None:
     """Flask of 2023 cannot be imported with today's packages: it is built once more with those of then."""
     known = Installer(("uv",)).variables()
-    index = [f'{name}="{value}"' for name, value in known.items() if name.startswith(("UV_", "SSL_CERT"))]
-    server = Sshd(tmp_path / "sshd", options=(" ".join(["SetEnv", *index]),) if index else ()).start()
+    index = {name: value for name, value in known.items() if name.startswith(("UV_", "SSL_CERT"))}
+    server = Sshd(tmp_path / "sshd", variables=index).start()
     try:
         server.attach(project.workspace.targets_dir)
         (project.path / "requirements.txt").write_text("flask==2.2.3\n")
