@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from stoker.collecting.record_files import make_room, new_file
 from stoker.settings.collection import CollectionSettings
-from stoker.system.durable import private_folder, write_all
+from stoker.system.durable import write_all
+from stoker_base.trees import files_below
 
 logger = logging.getLogger(__name__)
 
@@ -90,14 +91,16 @@ class ModelDataFiles:
     def _new(self, series: Series, time_s: float) -> BinaryIO:
         # Folders from the day up to the model.
         make_room(_by_age(self._folder), self._room_bytes, folders=6)
-        folder = private_folder(self._folder / series.folder(time_s))
+        folder = self._folder / series.folder(time_s)
         return new_file(folder / f"{_name(series.collection)}-{uuid.uuid4().hex[:12]}.csv")
 
 
 def _by_age(folder: Path) -> list[Path]:
     """Return the files of all series, the least recently written first."""
     written: list[tuple[int, int, Path]] = []
-    for path in folder.rglob("*.csv"):
+    for path in files_below(folder):
+        if path.suffix != ".csv":
+            continue
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             state = path.stat()
             written.append((state.st_mtime_ns, state.st_size, path))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -21,14 +22,16 @@ from typing import BinaryIO, Final
 
 from stoker.settings.collection import RecordFormat
 from stoker.system.durable import private_folder, write_all
+from stoker_base.trees import files_below
 
 logger = logging.getLogger(__name__)
 
 _HOUR_S: Final = 3600
 _LARGEST_PART_BYTES: Final = 32 << 20
+_TRIES: Final = 100
 _JSONL, _JOURNAL, _PARQUET = ".jsonl", ".journal", ".parquet"
-_HOURS: Final = "*/[0-9]*/[0-9]*/[0-9]*/[0-9]*"
-"""The hour folders below a model's folder: VERSION/YYYY/MM/DD/HH."""
+_OF_AN_HOUR: Final = re.compile(r"[^/]+(/[0-9]+){4}/[^/]+")
+"""A file, as seen from the model's folder: VERSION/YYYY/MM/DD/HH/NAME."""
 _JSON_COLUMNS: Final = ("inputs", "outputs")
 
 
@@ -93,7 +96,7 @@ class RecordFiles:
         # Folders from the hour up to the version.
         make_room(_by_age(self._folder), self._room_bytes, folders=5)
         moment = datetime.fromtimestamp(time_s, UTC)
-        folder = private_folder(self._folder / str(self._version) / moment.strftime("%Y/%m/%d/%H"))
+        folder = self._folder / str(self._version) / moment.strftime("%Y/%m/%d/%H")
         suffix = _JOURNAL if self._parquet else _JSONL
         self._path = folder / f"{moment:%M%S}-{uuid.uuid4().hex}{suffix}"
         self._file = new_file(self._path)
@@ -103,7 +106,7 @@ class RecordFiles:
 
 def _by_age(folder: Path) -> list[Path]:
     """Return the files of all versions, the oldest first."""
-    paths = [path for hour in folder.glob(_HOURS) for path in hour.iterdir()]
+    paths = (path for path in files_below(folder) if _OF_AN_HOUR.fullmatch(str(path.relative_to(folder))))
     return sorted(paths, key=lambda path: path.parts[-5:])
 
 
@@ -141,8 +144,16 @@ def _to_parquet(journal: Path) -> None:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Create a new unbuffered file, readable only by the owner (mode 0600)."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """Create a new unbuffered file, readable only by the owner (mode 0600), and its folder."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            private_folder(path.parent)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            break
+        except (FileNotFoundError, FileExistsError):
+            # Another process has made room, and removed a folder while it was empty, before or after this look at it.
+            if not tries_left:
+                raise
     return os.fdopen(descriptor, "wb", buffering=0)
 
 
