@@ -63,8 +63,7 @@ class ContentStore:
         missing = {}
         for entry in entries:
             if entry[0] == "f" and not self.touch(self._content(entry[2])):
-                part = self._part(entry[2])
-                missing[entry[2]] = [entry[2], part.stat().st_size if part.exists() else 0]
+                missing[entry[2]] = [entry[2], _size_bytes(self._part(entry[2]))]
         replace_bytes(self._trees / tree, json.dumps(entries).encode("ascii"), 0o600)
         return list(missing.values())
 
@@ -124,7 +123,8 @@ class ContentStore:
             if left_bytes + size_bytes <= limit_bytes:
                 break
             if links == 1:
-                path.unlink()
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
                 left_bytes -= size
         return left_bytes + size_bytes <= limit_bytes
 
@@ -264,6 +264,14 @@ class ContentStore:
                         path.unlink()
                 except OSError:
                     continue
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _sha256(path: Path) -> str:

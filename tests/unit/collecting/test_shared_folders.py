@@ -2,12 +2,11 @@
 
 import contextlib
 import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.interleaving import interrupted
 from tests.unit.collecting.collector_scene import HOUR_S, NOON_S
 
 from stoker.collecting.model_data import ModelDataFiles, Series
@@ -31,28 +30,6 @@ def write_model_data(folder: Path, time_s: float, line: bytes) -> None:
 
 def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-@contextlib.contextmanager
-def interrupted(before_call: int, act: Callable[[], None]) -> Iterator[list[str]]:
-    """Act once, before the call of the system with this number in the block; yields the names of the calls."""
-    calls: list[str] = []
-
-    def watched(name: str) -> Callable[..., Any]:
-        call = getattr(os, name)
-
-        def watching(*arguments: Any, **options: Any) -> Any:
-            calls.append(name)
-            if len(calls) == before_call + 1:
-                act()
-            return call(*arguments, **options)
-
-        return watching
-
-    with pytest.MonkeyPatch.context() as patched:
-        for name in ("listdir", "mkdir", "open", "scandir", "stat"):
-            patched.setattr(os, name, watched(name))
-        yield calls
 
 
 @pytest.mark.parametrize("later_s", [0, HOUR_S, 24 * HOUR_S])

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interleaving import interrupted
 from tests.patience import PATIENCE_S
 
 from stoker_run.porter import ContentStore, Porter
@@ -151,6 +153,22 @@ def test_data_stays_within_its_limit(porter: Porter, tmp_path: Path) -> None:
     assert kept == {b"newer", b"in use", b"more"}
     assert not keep(porter, "u", b"much more", size_bytes=10, limit_bytes=15)
     assert {path.read_bytes() for path in files.rglob("*") if path.is_file()} == {b"in use"}
+
+
+def test_another_porter_may_do_the_same_at_any_moment(tmp_path: Path) -> None:
+    """Two runs send the same data, half of which has come before, and both make room: each finds it done."""
+    limits = {"size_bytes": 4, "limit_bytes": 5}
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        earlier, porter, other = Porter(folder), Porter(folder), Porter(folder)
+        keep(earlier, "old", b"old")
+        earlier.do({"op": "keep", "content": content_of(b"data"), "offset": 0, "size": 4}, b"da")
+        with interrupted(moment, lambda other=other: keep(other, "t", b"data", **limits)) as calls:
+            assert keep(porter, "t", b"data", **limits)
+        assert [path.read_bytes() for path in (folder / "files").rglob("*") if path.is_file()] == [b"data"]
+        if len(calls) <= moment:
+            break
+    assert moment > 20
 
 
 def test_a_content_that_has_come_damaged_is_not_kept(porter: Porter, tmp_path: Path) -> None:
