@@ -299,17 +299,11 @@ class Mirror:
         limit_bytes = cache_limit_bytes()
         others = [home for home in self._cache.iterdir() if home.is_dir() and home != self._home]
         taken = {home: _taken_bytes(home) for home in others}
-        for home in sorted(
-            others, key=lambda home: (home / "used").stat().st_mtime if (home / "used").exists() else 0.0
-        ):
+        for home in sorted(others, key=_used_s):
             if sum(taken.values()) + wanted_bytes <= limit_bytes:
                 break
             with contextlib.suppress(BlockingIOError):
-                descriptor = lock_file(home / "used", wait=False)
-                try:
-                    remove_tree(home, ignore_errors=True)
-                finally:
-                    os.close(descriptor)
+                _remove(home)
                 del taken[home]
         limits = (
             (wanted_bytes, limit_bytes - sum(taken.values())),
@@ -321,6 +315,24 @@ class Mirror:
                     f"{self.shown} takes {needed_bytes / 1e9:.1f} GB, and {self._cache} has room for "
                     f"{max(0, free_bytes) / 1e9:.1f} GB; make room, or allow more by {CACHE_VARIABLE}"
                 )
+
+
+def _used_s(home: Path) -> float:
+    """Return when a mirror was used, in seconds since 1970; 0 if it never was, or is gone."""
+    try:
+        return (home / "used").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove(home: Path) -> None:
+    """Remove a mirror; raises BlockingIOError if it is held."""
+    with contextlib.suppress(FileNotFoundError):  # another process may have removed it
+        descriptor = lock_file(home / "used", wait=False)
+        try:
+            remove_tree(home, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _taken_bytes(home: Path) -> int:

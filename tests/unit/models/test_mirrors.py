@@ -2,17 +2,20 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.interleaving import interrupted
 
 from stoker.errors import OperatorError
 from stoker.models import mirrors, remote_stores, remote_writing
@@ -430,6 +433,32 @@ def test_the_cache_removes_the_least_recently_used_mirror(
     monkeypatch.setenv(CACHE_VARIABLE, "much")
     with pytest.raises(OperatorError, match="has to be a number of GB"):
         Mirror("s3://bucket/e", tmp_path).update()
+
+
+def test_another_process_may_make_room_at_any_moment(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror that has to go is gone, whoever removes it."""
+    store.put("bucket/old/x", bytes(4000))
+    monkeypatch.setenv(CACHE_VARIABLE, str(7000 / 1e9))
+
+    def make_room(name: str, cache: Path) -> None:
+        Mirror(f"s3://bucket/{name}", cache)._make_room(4000, 4000)
+
+    def make_room_too(cache: Path) -> None:
+        # While it is being removed the other one finds no room.
+        with contextlib.suppress(OperatorError):
+            make_room("other", cache)
+
+    for moment in itertools.count():
+        old = Mirror("s3://bucket/old", tmp_path / str(moment))
+        old.update()
+        with interrupted(moment, partial(make_room_too, tmp_path / str(moment))) as calls:
+            make_room("own", tmp_path / str(moment))
+        assert not old.digests
+        if len(calls) <= moment:
+            break
+    assert moment > 10
 
 
 def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
