@@ -52,6 +52,6 @@ def test_room_that_another_process_makes_costs_no_line(
         with interrupted(moment, make_room) as calls:
             write(folder, NOON_S + later_s, b"new\n")
         assert [path.read_bytes().endswith(b"new\n") for path in files_in(folder) if path != old] == [True]
-        if old.exists():
+        if len(calls) <= moment:
             break
-    assert len(calls) == moment > 5
+    assert moment > 5

@@ -162,8 +162,10 @@ class Spool:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
-            # Unlike renaming, linking replaces nothing.
-            request.hardlink_to(staged)
+            # Not between two looks of a sweep, which would count it twice or not at all.
+            with self._usage():
+                # Unlike renaming, linking replaces nothing.
+                request.hardlink_to(staged)
             is_linked = True
             sync_folder(self._requests)
         except BaseException as error:
@@ -370,13 +372,13 @@ class Spool:
         """Remove expired answers and what killed processes have left, and count anew how much there is."""
         now_s = self._clock_s()
         with self._usage() as usage:
-            usage.waiting, requests_bytes = _count(self._requests)
+            usage.waiting, requests_bytes = _count(self._requests, with_staged=True)
             for name in _names(self._answers):
                 if (self._answers / name).stat().st_mtime <= now_s:
                     (self._answers / name).unlink()
                     (self._callbacks / name).unlink(missing_ok=True)
                     usage.expired += 1
-            usage.answers, answers_bytes = _count(self._answers)
+            usage.answers, answers_bytes = _count(self._answers, with_staged=False)
             usage.size_bytes = requests_bytes + answers_bytes
 
     # Callbacks: a file is a URL that has not been told yet.
@@ -452,20 +454,26 @@ def _names(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208  # Path is slower
 
 
-def _count(folder: Path) -> tuple[int, int]:
-    """Count files and their bytes; temporary files whose writer has died are removed, others count."""
+def _count(folder: Path, *, with_staged: bool) -> tuple[int, int]:
+    """Count files and their bytes; temporary files whose writer has died are removed.
+
+    Args:
+        with_staged: Whether temporary files that have no other name yet count: there is a reservation for each.
+    """
     count = size_bytes = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
-                descriptor = _lock(Path(entry.path))
-                if descriptor is not None:
-                    Path(entry.path).unlink(missing_ok=True)
-                    os.close(descriptor)
-                    continue
+            is_staged = entry.name.startswith(".")
+            descriptor = _lock(Path(entry.path)) if is_staged else None
+            if descriptor is not None:
+                Path(entry.path).unlink(missing_ok=True)
+                os.close(descriptor)
+                continue
             with contextlib.suppress(FileNotFoundError):
-                size_bytes += entry.stat().st_size
-                count += 1
+                facts = entry.stat()
+                if not is_staged or (with_staged and facts.st_nlink == 1):
+                    size_bytes += facts.st_size
+                    count += 1
     return count, size_bytes
 
 

@@ -97,25 +97,6 @@ def test_the_same_idempotency_key_is_the_same_request(spool: Spool) -> None:
     assert spool.usage().accepted == 1
 
 
-def test_two_frontends_may_add_the_same_request_at_once(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The later one finds that of the other, and it counts once."""
-    name = spool.new_id("me", b"key")
-    link = Path.hardlink_to
-
-    def link_later(path: Path, staged: Path) -> None:
-        monkeypatch.undo()
-        assert spool.add(name, head_of(), b"1") is None
-        link(path, staged)
-
-    monkeypatch.setattr(Path, "hardlink_to", link_later)
-    assert spool.add(name, head_of(), b"1") is not None
-    counted = spool.usage()
-    spool.sweep()
-    assert (counted, counted.accepted) == (spool.usage(), 1)
-
-
 def test_a_known_request_would_survive_a_power_cut_too(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name is on the disk before its second sender hears of it, whether or not the first one has heard."""
     flushed: list[Path] = []
