@@ -163,7 +163,7 @@ class Runner:
         try:
             reason = self._claim.make(self.state.submitted_ms, self._clock.now_ms())
         except OSError as error:
-            self._apply(Waits(f"the workspace cannot be written to: {error.strerror}"))
+            self._apply(Waits(f"the workspace cannot be read or written: {error.strerror}"))
             return _FAILING_POLL_S
         if reason:
             self._apply(Waits(reason))

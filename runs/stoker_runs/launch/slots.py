@@ -10,6 +10,7 @@ keeps its GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,11 +19,10 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
-from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker.system.wording import format_count
-from stoker_runs.errors import SubmissionRefused
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
@@ -130,7 +130,7 @@ class Slots:
         """Allocate slots to a run, or queue it and return what it waits for. A run that holds slots keeps them.
 
         Raises:
-            OSError: The workspace cannot be written to.
+            OSError: The workspace cannot be read or written.
         """
         private_folder(self._holders)
         private_folder(self._waiting)
@@ -163,7 +163,11 @@ class Slots:
         return holders, waiting
 
     def _live(self, folder: Path) -> list[Allocation]:
-        """Return the allocations in a folder; remove those of runs that have ended or are gone."""
+        """Return the allocations in a folder; remove torn ones, and those of runs that have ended or are gone.
+
+        Raises:
+            OSError: An allocation or the state of its run cannot be read; it is kept.
+        """
         found = []
         for path in folder.iterdir():
             if path.name.startswith("."):
@@ -171,16 +175,22 @@ class Slots:
             if self._is_over(path.name):
                 path.unlink(missing_ok=True)
                 continue
-            try:
-                found.append(Allocation.from_json(json.loads(path.read_bytes())))
-            except (OSError, ValueError, LookupError, TypeError):
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # released meanwhile
+                content = path.read_bytes()
+                try:
+                    found.append(Allocation.from_json(json.loads(content)))
+                except (ValueError, LookupError, TypeError):
+                    path.unlink()
         return found
 
     def _is_over(self, run_id: str) -> bool:
         try:
             return self._store.get(run_id).state().is_terminal
-        except StokerError:
+        except UnknownRun as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                # It is there, and may go on.
+                raise cause from None
             return True
 
     @staticmethod
@@ -211,7 +221,7 @@ class SlotClaim:
         """Claim the run's slots, unless it has them; return the reason if it has to wait, else an empty text.
 
         Raises:
-            OSError: The workspace cannot be written to.
+            OSError: The workspace cannot be read or written.
         """
         if self._slots is None or self._allocation is not None:
             return ""

@@ -1,5 +1,8 @@
 """Slots: cores and GPUs of runs, queues, and impossible requests."""
 
+import errno
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +92,23 @@ def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
     slots.ask(one.id, ResourceRequest(1, 0), 1, 1)
     (world.root / "slots" / "holders" / one.id).write_bytes(b"")
     assert isinstance(slots.ask(two.id, ResourceRequest(1, 0), 2, 2), Allocation)
+
+
+def test_no_gpu_is_given_while_its_holder_cannot_be_read(world: World) -> None:
+    """A process that may open no more files is told so, and the holder keeps its GPU."""
+    slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
+    one, two = world.submit(), world.submit()
+    held = slots.ask(one.id, ResourceRequest(1, 1), 1, 10)
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            slots.ask(two.id, ResourceRequest(1, 1), 2, 20)
+    assert slots.overview() == ([held], [])
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 1), 2, 20), str)
 
 
 def test_nodes_on_one_machine_share_cores_and_no_gpus() -> None:
