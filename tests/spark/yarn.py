@@ -60,8 +60,11 @@ if sys.argv[1:] == ["application", "-list"]:
 else:
     assert sys.argv[1:3] == ["application", "-kill"], sys.argv
     path = containers[int(sys.argv[3].rpartition("_")[2])]
-    os.killpg(int((path / "pid").read_text()), signal.SIGKILL)
     (path / "killed").touch()
+    try:
+        os.killpg(int((path / "pid").read_text()), signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # Here the driver runs on the machine of the agent, whose SIGTERM it may have followed already.
 """
 _HADOOP = """#!/bin/sh
 set -e
