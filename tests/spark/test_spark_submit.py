@@ -153,7 +153,7 @@ def test_a_cancel_ends_the_application(project: Project, head: Sshd, cluster: Sp
     attach_standalone(head, cluster)
     folder = project.submit(SLEEPER, target="hdi", grace_s=PROGRAM_S)
     project.wait_for_output(folder, "ready")
-    assert cluster.applications() == [f"{folder.id}-1"]
+    wait_until(lambda: cluster.applications() == [f"{folder.id}-1"], "it is the only application")
     folder.request_cancel("enough", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
     wait_until(lambda: not cluster.applications(), "the application has ended", timeout_s=PROGRAM_S)
