@@ -47,6 +47,9 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     assert server.get(f"/v2/models/{quote(ODD)}/ready").status == 200
     assert f'model="{ODD}"' in server.get("/metrics").body.decode()
     output = server.output()
+    assert f"scoring  http://127.0.0.1:{server.port}{score(quote(ODD))}\n" in output, (
+        "others may come: it is named"
+    )
     assert (
         r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: "
         in output

@@ -42,6 +42,7 @@ class StartUp(Struct, frozen=True):
     Attributes:
         broken: By name and version why other versions of the settings are not served.
         on_demand: Names of models that are loaded when they are asked for.
+        only: The model that is meant where a path names none; None if the settings have several.
     """
 
     devices: list[DeviceReport]
@@ -50,6 +51,7 @@ class StartUp(Struct, frozen=True):
     broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)
     pipelines: Mapping[str, Signature] = field(default_factory=dict)
     on_demand: Sequence[str] = ()
+    only: str | None = None
 
     @property
     def served(self) -> str:

@@ -68,7 +68,7 @@ def summary(
     by_name = {model.deployed.name: model for model in start_up.models}
     for name, model in by_name.items():
         leads = settings.endpoint is not None and name == settings.endpoint.leading
-        path = "/score" if leads or (len(by_name) == 1 and not settings.pipelines) else _path(name)
+        path = "/score" if leads or name == start_up.only else _path(name)
         lines += service_lines(settings, workspace, model, address.base + path, address.curl)
     for name, signature in start_up.pipelines.items():
         data = curl_data(_made_up_file(workspace, name, signature))

@@ -168,7 +168,8 @@ class Supervisor:
         devices = [process.report for process in processes if process.report is not None]
         elapsed_s = time.monotonic() - self._begun_s
         on_demand = list(dict.fromkeys(model.name for model in self._first.deployments if model.on_demand))
-        self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines, on_demand))
+        only = self._catalogue.only
+        self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines, on_demand, only))
         watch = RepositoryPoller(self._rollout, self._stock, self._settings.poll_s)
         self.background.spawn(watch.run())
         if self._residency is not None:

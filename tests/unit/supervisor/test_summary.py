@@ -175,6 +175,15 @@ def test_addresses_have_names_percent_encoded(tmp_path: Path) -> None:
     assert uris == [f"{root}/gr%C3%B6%C3%9Fe%20%282%29/score", f"{root}/digits/score"]
 
 
+@pytest.mark.parametrize(("only", "path"), [("digits", "/score"), (None, "/api/v1/service/digits/score")])
+def test_the_only_model_has_the_short_address(tmp_path: Path, only: str | None, path: str) -> None:
+    """If the settings have another one, which may come yet, its name is part of the address."""
+    start_up = StartUp([], [_report(ROWS)], 1.0, only=only)
+    assert f"  scoring  http://127.0.0.1:8080{path}" in summary(
+        ServerSettings(), Workspace(tmp_path), 8080, start_up, {}
+    )
+
+
 @pytest.mark.parametrize(
     ("names", "count", "shown"),
     [(["a", "b"], "2 models on demand", "NAME"), (["a"], "1 model on demand", "a")],
