@@ -95,7 +95,7 @@ def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
 
 
 def test_no_gpu_is_given_while_its_holder_cannot_be_read(world: World) -> None:
-    """A process that may open no more files is told so, and the holder keeps its GPU."""
+    """Where a process may open no more files its request fails, and the holder keeps its GPU."""
     slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
     one, two = world.submit(), world.submit()
     held = slots.ask(one.id, ResourceRequest(1, 1), 1, 10)
