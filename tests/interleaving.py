@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
 import pytest
 
-__all__ = ["interrupted"]
+__all__ = ["moments"]
 
 _CALLS: Final = (
     "fsync", "link", "listdir", "lstat", "mkdir", "open", "pread", "pwrite", "rename", "replace", "rmdir", "scandir",
@@ -24,16 +26,22 @@ class _Waits(BaseException):
     """The other process would wait for a lock that this one has."""
 
 
-@contextlib.contextmanager
-def interrupted(before_call: int, act: Callable[[], object]) -> Iterator[list[str]]:
-    """Have another process act once, before the call with this number of the block, or after the block.
+def moments() -> Iterator[Callable[[Callable[[], object]], contextlib.AbstractContextManager[None]]]:
+    """Yield a context for each moment of a block: before each of its calls of the system, and after the last one.
 
-    Where it would wait for a lock it acts later, from its beginning.
-
-    Yields:
-        The names of the calls that there were.
+    The context takes what another process does at its moment. Where that would wait for a lock it is done later, from
+    its beginning.
     """
-    calls: list[str] = []
+    for before_call in itertools.count():
+        calls: list[str] = []
+        yield partial(_interrupted, before_call, calls)
+        if len(calls) <= before_call:
+            return
+
+
+@contextlib.contextmanager
+def _interrupted(before_call: int, calls: list[str], act: Callable[[], object]) -> Iterator[None]:
+    """Have another process act before the call with this number, or after the block; `calls` receives the calls."""
     acts, is_due, process = False, True, os.getpid()
 
     def act_now() -> None:
@@ -72,6 +80,6 @@ def interrupted(before_call: int, act: Callable[[], object]) -> Iterator[list[st
         patched.setattr(fcntl, "flock", lock)
         # Names of temporary files have the process's id.
         patched.setattr(os, "getpid", lambda: process + acts)
-        yield calls
+        yield
         if is_due:
             act_now()

@@ -22,6 +22,7 @@ from random import SystemRandom
 from typing import Final, Self, TypeVar
 
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
+from tests.observing import connections_of
 from tests.patience import PATIENCE_S, PROGRAM_S
 
 __all__ = [
@@ -207,6 +208,10 @@ class LiveServer:
     def frontend_pids(self) -> list[int]:
         """Its frontends."""
         return [pid for pid, command in self._processes() if _FRONTEND in command]
+
+    def connections(self) -> list[set[int]]:
+        """The ports of the callers whose connections each frontend has taken."""
+        return [connections_of(pid, self.port)[self.port] for pid in self.frontend_pids()]
 
     def device_pids(self) -> list[int]:
         """Its device processes."""

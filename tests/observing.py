@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from stoker_base.trees import files_below
+
 __all__ = ["connections_of", "look_at_files", "state_of"]
 
 _CONNECTED: Final = "01"
@@ -18,11 +20,10 @@ _Seen = TypeVar("_Seen")
 def look_at_files(folder: Path, look: Callable[[Path], _Seen]) -> dict[Path, _Seen]:
     """Call `look` for each regular file below a folder; returns its answers."""
     seen = {}
-    for place, _, names in os.walk(folder):
-        for path in (Path(place, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file():
-                    seen[path] = look(path)
+    for path in files_below(folder):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                seen[path] = look(path)
     return seen
 
 

@@ -14,7 +14,6 @@ import pytest
 from tests.certificates import client_context, make_pair, replace_pair
 from tests.http.raw_http import Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, run_stoker, wait_until
-from tests.observing import connections_of
 from tests.process.callers import Callers, scored
 from tests.tiny_models import write_doubler, write_script
 
@@ -131,11 +130,7 @@ def test_the_client_trusts_the_given_certificate(served: Served) -> None:
 def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> None:
     """They are handed on before their handshake, so TLS is no reason to leave them to the kernel's hash."""
     server = served.server
-
-    def established() -> list[set[int]]:
-        return [connections_of(pid, server.port)[server.port] for pid in server.frontend_pids()]
-
-    wait_until(lambda: not any(established()), "connections of other tests have ended")
+    wait_until(lambda: not any(server.connections()), "connections of other tests have ended")
     connections = [server.connect() for _ in range(CALLERS)]
     try:
         for connection in connections:
@@ -143,10 +138,10 @@ def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> Non
         # Others on this machine may try the port, which was somebody else's a moment ago.
         own = {connection.socket.getsockname()[1] for connection in connections}
         wait_until(
-            lambda: sum(len(ports & own) for ports in established()) == CALLERS,
+            lambda: sum(len(ports & own) for ports in server.connections()) == CALLERS,
             "each connection is open in one frontend alone",
         )
-        counts = [len(ports & own) for ports in established()]
+        counts = [len(ports & own) for ports in server.connections()]
         assert max(counts) - min(counts) <= 2, counts
     finally:
         for connection in connections:

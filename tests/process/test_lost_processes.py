@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from tests.http.raw_http import Answer, Connection, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, wait_until
-from tests.observing import connections_of
 from tests.patience import PATIENCE_S
 from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
@@ -54,9 +53,6 @@ def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer)
             text = kept.ask(request("GET", "/metrics")).body.decode()
             return re.findall(r'^stoker_open_connections{protocol="http"} (.+)$', text, re.MULTILINE)[0]
 
-        def connected() -> list[set[int]]:
-            return [connections_of(pid, server.port)[server.port] for pid in server.frontend_pids()]
-
         for _ in range(6):
             wait_until(lambda: open_connections() == "1.0", "all others have ended")
             with ExitStack() as others:
@@ -66,7 +62,7 @@ def test_connections_are_spread_evenly_over_frontends(two_frontends: LiveServer)
                 assert open_connections() == "4.0"
                 # They stay as they are: it is looked again for the sake of the table alone.
                 wait_until(
-                    lambda: [len(ports) for ports in connected()] == [2, 2],
+                    lambda: [len(ports) for ports in server.connections()] == [2, 2],
                     "each has two of them",
                 )
 

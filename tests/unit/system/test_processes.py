@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.live_server import wait_until
+from tests.observing import state_of
 from tests.patience import PROGRAM_S
 
 from stoker.system import processes
@@ -87,8 +88,7 @@ def test_a_process_that_hangs_in_code_of_c_shows_where() -> None:
             assert hanging.stderr is not None
             assert hanging.stdout.readline() == b"hangs\n"
             # Behind this line nothing sleeps but the lock that is taken twice.
-            state = Path(f"/proc/{hanging.pid}/stat")
-            wait_until(lambda: state.read_text().rpartition(") ")[2][0] == "S", "it hangs")
+            wait_until(lambda: state_of(hanging.pid) == "S", "it hangs")
             hanging.send_signal(STACKS_SIGNAL)
             hanging.send_signal(LAST_STACKS_SIGNAL)
             written = b""
